@@ -14,10 +14,13 @@ use steadfast_supervise::{Signal, WorkerSet};
 use tokio::time::{Instant, interval, sleep, sleep_until, timeout};
 use tracing::{error, info, warn};
 
+use crate::args::RunArgs;
 use crate::environment::{Past, Place};
-use crate::metrics::RunResult;
+use crate::metrics::{Counts, RunResult};
 use crate::ports::HeldPorts;
-use crate::run::{Agent, WORKERS_FAILED, describe, end_signal, failure, prefix, start_failure};
+use crate::run::{
+    Agent, WORKERS_FAILED, describe, end_signal, failure, join, prefix, start_failure, unseen,
+};
 
 /// How long workers may take to write their stacks.
 const DUMP_TIME: Duration = Duration::from_secs(2);
@@ -97,7 +100,7 @@ impl Agent<'_> {
                     place.record.round
                 );
                 self.counts.note_exit(reason.clone());
-                if !self.may_go_on(&reason, &[], None) {
+                if !may_go_on(self.args, &self.counts, &reason, &[], None) {
                     return Ok(self.give_up().await);
                 }
             }
@@ -144,32 +147,27 @@ impl Agent<'_> {
         &mut self,
         workers: &mut Workers,
     ) -> Result<Option<(Place, HeldPorts)>, Failure> {
-        let mut ended = Vec::new();
-        let joined = {
-            let mut joining = std::pin::pin!(self.join(workers.past));
-            loop {
-                tokio::select! {
-                    biased;
-                    joined = &mut joining => break joined,
-                    Some((index, exit)) = workers.set.next_exit(), if !workers.running.is_empty() => {
-                        workers.running.remove(&index);
-                        ended.push((index, exit));
-                    }
-                }
+        let Self { args, membership, host, base, hub, counts, .. } = self;
+        let mut joining = std::pin::pin!(join(membership, args, host, *base, workers.past));
+        loop {
+            let (index, exit) = tokio::select! {
+                biased;
+                joined = &mut joining => return joined.map(Some),
+                Some(ended) = workers.set.next_exit(), if !workers.running.is_empty() => ended,
+            };
+            workers.running.remove(&index);
+            // The join in progress has told the others of the past before: they learn of this in the next one.
+            workers.past.incidents += 1;
+            hub.forget(index as u32);
+            if exit.is_success() {
+                continue;
             }
-        };
-        workers.past.incidents += ended.len() as u64;
-        let mut may_go_on = true;
-        for (index, exit) in ended {
-            self.hub.forget(index as u32);
-            if !exit.is_success() {
-                let reason =
-                    format!("worker {index} of this node ended with {exit} between rounds");
-                self.counts.note_exit(reason.clone());
-                may_go_on &= self.may_go_on(&reason, self.unseen(index, &exit), None);
+            let reason = format!("worker {index} of this node ended with {exit} between rounds");
+            counts.note_exit(reason.clone());
+            if !may_go_on(args, counts, &reason, unseen(args, index, &exit), None) {
+                return Ok(None);
             }
         }
-        joined.map(|joined| may_go_on.then_some(joined))
     }
 
     fn note_round(&self, place: &Place) {
@@ -310,8 +308,8 @@ impl Agent<'_> {
                         Ok(Err(error)) => Some(failure(&error).message),
                         Err(_) => Some("no master says whether the round changed".to_owned()),
                     };
-                    let unseen = self.unseen(index, &exit);
-                    if !self.may_go_on(&reason, unseen, excuse) {
+                    let unseen = unseen(self.args, index, &exit);
+                    if !may_go_on(self.args, &self.counts, &reason, unseen, excuse) {
                         return RoundEnd::Exhausted;
                     }
                     if !self.can_stay(workers) {
@@ -355,7 +353,7 @@ impl Agent<'_> {
                         let told = session.watch(round, 0, Some(report()), Duration::ZERO);
                         let _ = timeout(CAUSE_TIMEOUT, told).await;
                         workers.past.incidents += 1;
-                        return match self.may_go_on(&reason, &[], None) {
+                        return match may_go_on(self.args, &self.counts, &reason, &[], None) {
                             true => RoundEnd::Restart,
                             false => RoundEnd::Exhausted,
                         };
@@ -363,25 +361,6 @@ impl Agent<'_> {
                 }
             }
         }
-    }
-
-    /// Counts a failure, unless the round changed at the same time; returns whether another try is left.
-    fn may_go_on(&self, reason: &str, last_lines: &[String], change: Option<String>) -> bool {
-        if let Some(change) = change {
-            info!("{reason}; not counted as a failure: {change}");
-            return true;
-        }
-        let restarts = self.counts.restarts.fetch_add(1, Ordering::Relaxed) + 1;
-        let restarts_max = self.args.max_restarts;
-        last_lines.iter().for_each(|line| warn!("  {line}"));
-        match restarts <= restarts_max {
-            true => warn!(restarts, restarts_max, "restarting: {reason}"),
-            false => {
-                self.counts.note_run(RunResult::Failure);
-                error!("{reason}; no restart is left (--max-restarts {restarts_max})");
-            }
-        }
-        restarts <= restarts_max
     }
 
     /// Tells the master that no restart is left: if too few nodes are left, the job fails.
@@ -418,4 +397,29 @@ impl Agent<'_> {
         sleep(DUMP_TIME).await;
         Some(format!("the workers hang: no output for {limit:?} (--hang-timeout)"))
     }
+}
+
+/// Counts a failure, unless the round changed at the same time; returns whether another try is left.
+fn may_go_on(
+    args: &RunArgs,
+    counts: &Counts,
+    reason: &str,
+    last_lines: &[String],
+    change: Option<String>,
+) -> bool {
+    if let Some(change) = change {
+        info!("{reason}; not counted as a failure: {change}");
+        return true;
+    }
+    let restarts = counts.restarts.fetch_add(1, Ordering::Relaxed) + 1;
+    let restarts_max = args.max_restarts;
+    last_lines.iter().for_each(|line| warn!("  {line}"));
+    match restarts <= restarts_max {
+        true => warn!(restarts, restarts_max, "restarting: {reason}"),
+        false => {
+            counts.note_run(RunResult::Failure);
+            error!("{reason}; no restart is left (--max-restarts {restarts_max})");
+        }
+    }
+    restarts <= restarts_max
 }

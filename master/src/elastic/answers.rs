@@ -194,7 +194,9 @@ impl ElasticLoop {
 /// Converts what a member has to do into how its round changes.
 fn change_of(directive: Directive, revision: i64, failed: String) -> Change {
     let (nodes, lost) = match directive {
-        Directive::Continue { .. } => return Change { nodes: 0, lost: String::new(), revision, failed },
+        Directive::Continue { .. } => {
+            return Change { nodes: 0, lost: String::new(), revision, failed };
+        }
         Directive::Join { added, lost } if lost.count == 0 => (added as i64, String::new()),
         Directive::Join { lost, .. } => (-(lost.count as i64), lost.to_string()),
         // It waits for, or is a member of, a round that it does not know of: it asks again.

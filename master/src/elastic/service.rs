@@ -350,8 +350,7 @@ impl Elastic for Service {
         let failed = Round(report.as_ref().map_or(0, |report| report.failed_round));
         let mut report = report.map(|report| node_report(known, report));
         let event = |reply| Event::Watch { caller, known, report: report.take(), failed, reply };
-        let is_final =
-            |change: &Change| change.nodes != known_change || !change.failed.is_empty();
+        let is_final = |change: &Change| change.nodes != known_change || !change.failed.is_empty();
         let rounds = handle.rounds.clone();
         let change = ask_until(&handle, rounds, wait(wait_ms), event, is_final).await;
         let Change { nodes, lost, revision, failed } = change.map_err(|error| reject(&error))?;

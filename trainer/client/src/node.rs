@@ -17,7 +17,8 @@ use steadfast_net::{Channel, TlsIdentity};
 use steadfast_proto::v1::elastic_client::ElasticClient;
 use steadfast_proto::v1::{
     AnnounceRequest, ElasticRound, EnterRequest, Entries, GiveUpRequest, JoinRequest, Node,
-    NodeReport, ShareStateRequest, ShutDownRequest, WatchReply, WatchRequest, enter_reply, join_reply,
+    NodeReport, ShareStateRequest, ShutDownRequest, WatchReply, WatchRequest, enter_reply,
+    join_reply,
 };
 use tonic::{Response, Status};
 
