@@ -1,21 +1,24 @@
 //! One round after the other: starts, watches, keeps and stops the workers of this node.
 
 use std::collections::BTreeSet;
+use std::convert::Infallible;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures::FutureExt;
-use steadfast_client::{Exited, NodeError, RoundOver, until_over};
+use steadfast_client::{Change, Exited, NodeError, NodeSession, RoundOver, until_over};
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::Round;
 use steadfast_process::{Failure, Shutdown};
+use steadfast_proto::v1::NodeReport;
 use steadfast_supervise::{Signal, WorkerSet};
 use tokio::time::{Instant, interval, sleep, sleep_until, timeout};
 use tracing::{error, info, warn};
 
 use crate::args::RunArgs;
 use crate::environment::{Past, Place};
+use crate::hub::Hub;
 use crate::metrics::{Counts, RunResult};
 use crate::ports::HeldPorts;
 use crate::run::{
@@ -27,6 +30,9 @@ const DUMP_TIME: Duration = Duration::from_secs(2);
 
 /// How long the master is asked whether the round changed when a worker failed.
 const CAUSE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Pause after no master has answered whether a round goes on.
+const ANSWER_RETRY: Duration = Duration::from_millis(500);
 
 /// How often the time of the last output is checked.
 const HANG_CHECK: Duration = Duration::from_millis(200);
@@ -231,6 +237,9 @@ impl Agent<'_> {
         let report = || counts.report();
         let interval_ = self.args.monitor_interval;
         let mut over = std::pin::pin!(until_over(session, round, report, interval_).fuse());
+        let lease_ttl = self.args.lease_ttl;
+        let mut answering =
+            std::pin::pin!(answer_suspicions(&self.hub, session, round, report, lease_ttl));
         let mut check = interval(HANG_CHECK);
         let mut said = self.hub.subscribe();
         // Set when the round is over: by then the workers have left it, or are killed.
@@ -338,6 +347,7 @@ impl Agent<'_> {
                     leave_by.get_or_insert(Instant::now() + self.args.reset_timeout);
                 }
                 _ = said.changed() => {}
+                never = &mut answering => match never {},
                 () = sleep_until(deadline) => {
                     for index in workers.running.iter().filter(|index| !is_ready(index)) {
                         let rank = place.own().first_rank as usize + index;
@@ -396,6 +406,28 @@ impl Agent<'_> {
         self.supervisor.signaller().notify(Signal::SIGUSR1).await;
         sleep(DUMP_TIME).await;
         Some(format!("the workers hang: no output for {limit:?} (--hang-timeout)"))
+    }
+}
+
+/// Answers workers that suspect that the round is over. When a lease has passed since, each node on which a worker
+/// failed before has reported that, or is lost itself: if a master then knows of neither, the round goes on. The
+/// loop that watches the round tells them otherwise.
+async fn answer_suspicions(
+    hub: &Hub,
+    session: &NodeSession,
+    round: Round,
+    report: impl Fn() -> NodeReport,
+    lease_ttl: Duration,
+) -> Infallible {
+    loop {
+        hub.until_suspected(lease_ttl).await;
+        let asked = session.watch(round, 0, Some(report()), Duration::ZERO);
+        match timeout(CAUSE_TIMEOUT, asked).await {
+            Ok(Ok(Change { nodes: 0, failed, .. })) if failed.is_empty() => {
+                hub.refute_suspicions(lease_ttl);
+            }
+            Ok(_) | Err(_) => sleep(ANSWER_RETRY).await,
+        }
     }
 }
 

@@ -24,7 +24,8 @@ pub fn access(path: &str) -> &'static [Role] {
         ) => &[Trainer],
         (
             "steadfast.v1.Worker",
-            "Changes" | "NextRound" | "BeginCommit" | "EndCommit" | "LastCommit" | "Progress",
+            "Changes" | "NextRound" | "Suspect" | "BeginCommit" | "EndCommit" | "LastCommit"
+            | "Progress",
         ) => &[Trainer],
         ("steadfast.v1.Elastic", "ShutDown") => &[Trainer, Admin],
         ("steadfast.v1.Elastic", "ElasticStatus") => &[Admin],

@@ -13,7 +13,8 @@ use steadfast_net::{Channel, TlsIdentity};
 use steadfast_proto::v1::worker_client::WorkerClient;
 use steadfast_proto::v1::{
     BeginCommitRequest, ChangesRequest, EndCommitRequest, LastCommitRequest, MemberChange,
-    NextRoundRequest, ProgressRequest, WorkerAssignment, next_round_reply,
+    NextRoundRequest, ProgressRequest, SuspectRequest, WorkerAssignment, next_round_reply,
+    suspect_reply::Verdict,
 };
 use tokio::runtime::Runtime;
 use tonic::Status;
@@ -29,6 +30,9 @@ const WAIT: Duration = Duration::from_secs(5);
 
 /// How long a call that does not wait may take.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The limit of calls that end by themselves.
+const FAR: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 /// Pause after the agent did not answer. A worker does not outlive its agent.
 const RETRY: Duration = Duration::from_millis(200);
@@ -154,9 +158,7 @@ impl Worker {
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         let next =
             async move { next_assignment(client, local_rank, after, deadline, &shown).await };
-        // The call ends by itself.
-        let far = Duration::from_secs(10 * 365 * 24 * 3600);
-        let next = self.wait(py, far, next)?;
+        let next = self.wait(py, FAR, next)?;
         let Some(assignment) = next else {
             let reason = reason.lock().expect("no holder panics").clone();
             let message = format!("no round after {after} was formed in time: {reason}");
@@ -165,6 +167,23 @@ impl Worker {
         *self.seen.lock().expect("no holder panics") = Seen::default();
         *self.assignment.lock().expect("no holder panics") = assignment.clone();
         Ok(assignment.into())
+    }
+
+    /// Returns whether the round is over, as soon as that is known: an operation of all workers may have failed.
+    fn is_over(&self, py: Python<'_>, round: u64) -> PyResult<bool> {
+        let (mut client, local_rank) = (self.client(), self.local_rank);
+        let asking = async move {
+            loop {
+                let wait_ms = WAIT.as_millis() as u32;
+                let request = SuspectRequest { local_rank, round, wait_ms };
+                match client.suspect(request).await?.into_inner().verdict() {
+                    Verdict::Over => return Ok(true),
+                    Verdict::GoesOn => return Ok(false),
+                    Verdict::Unknown => {}
+                }
+            }
+        };
+        self.wait(py, FAR, asking)
     }
 
     /// Keeps a commit in the memory of the agent, in place of the one before.
