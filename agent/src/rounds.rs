@@ -65,6 +65,8 @@ struct Workers {
     has_succeeded: bool,
     /// The registration was lost in this round.
     is_unregistered: bool,
+    /// When the grace ends, once this node leaves.
+    end_by: Option<Instant>,
     past: Past,
 }
 
@@ -75,7 +77,8 @@ impl Agent<'_> {
         let ended = self.rounds_of(&mut workers, shutdown).await;
         // First, so that the others know why their collectives fail while the workers here end.
         self.membership.leave().await;
-        workers.set.stop_by(end_signal(shutdown), self.args.grace).await;
+        let left = workers.end_by.map(|by| by.saturating_duration_since(Instant::now()));
+        workers.set.stop_by(end_signal(shutdown), left.unwrap_or(self.args.grace)).await;
         ended
     }
 
@@ -278,10 +281,12 @@ impl Agent<'_> {
                     }
                     info!("leaving; the workers take part until their next commit or check");
                     self.hub.note_own_change();
-                    drain_by = Some(Instant::now() + self.args.grace);
+                    // The other half is for what they do after the signal.
+                    drain_by = Some(Instant::now() + self.args.grace / 2);
+                    workers.end_by = Some(Instant::now() + self.args.grace);
                 }
                 () = sleep_until(drain_by.unwrap_or(begun)), if drain_by.is_some() => {
-                    warn!("the workers came to no commit or check within the grace; others go back to their last one");
+                    warn!("the workers came to no commit or check within half the grace; others go back to their last one");
                     return RoundEnd::Interrupted;
                 }
                 exited = workers.set.next_exit() => {
