@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use steadfast_client::Change;
+use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::Round;
 use steadfast_host::random;
 use steadfast_host::task::Task;
 use steadfast_net::{Port, TlsIdentity};
 use steadfast_process::Failure;
-use steadfast_proto::access;
 use steadfast_proto::v1::worker_server::{Worker, WorkerServer};
 use steadfast_proto::v1::{
     BeginCommitReply, BeginCommitRequest, ChangesReply, ChangesRequest, EndCommitReply,
@@ -19,6 +19,8 @@ use steadfast_proto::v1::{
     NextRoundRequest, ProgressReply, ProgressRequest, SuspectReply, SuspectRequest,
     WorkerAssignment, next_round_reply, suspect_reply,
 };
+use steadfast_proto::{WorkerToken, access, status};
+use subtle::ConstantTimeEq;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
@@ -38,7 +40,7 @@ const CHANGES_MAX: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Hub {
     shared: Arc<Shared>,
-    /// `host:port name`: where workers connect.
+    /// `host:port name token`: where workers connect, and what they show in each call.
     pub address: String,
     stop: CancellationToken,
     _serving: Task<Result<(), tonic::transport::Error>>,
@@ -107,9 +109,12 @@ impl Hub {
         let mut bound = Port::bind(([127, 0, 0, 1], 0).into()).await.map_err(port)?;
         let name = format!("steadfast-agent-{}", random::uuid());
         bound.also_unix(&name);
-        let address = format!("{} {name}", bound.local_addr().map_err(port)?);
+        let token = random::uuid().simple().to_string();
+        let address = format!("{} {name} {token}", bound.local_addr().map_err(port)?);
         let stop = CancellationToken::new();
-        let routes = Routes::new(WorkerServer::new(Service(shared.clone())));
+        let service = Service(shared.clone());
+        let check = move |request| check_token(&token, request);
+        let routes = Routes::new(WorkerServer::with_interceptor(service, check));
         let _serving = bound.serve(routes, access, &TlsIdentity::default(), stop.clone());
         Ok(Self { shared, address, stop, _serving })
     }
@@ -265,6 +270,14 @@ impl Service {
         if local_rank < slots {
             state.connected.insert(local_rank);
         }
+    }
+}
+
+/// Refuses the calls of other processes of this machine. The environment of a worker is readable by its user alone.
+fn check_token(token: &str, request: Request<()>) -> Result<Request<()>, Status> {
+    match token.as_bytes().ct_eq(WorkerToken::of(&request)).into() {
+        true => Ok(request),
+        false => Err(status(ErrorKind::Denied, "the call lacks the token of this agent")),
     }
 }
 
