@@ -252,6 +252,10 @@ impl ElasticLoop {
         if facts.iter().any(|fact| matches!(fact, Fact::Released { .. })) {
             self.barriers.send_modify(|changes| *changes += 1);
         }
+        if facts.iter().any(|fact| matches!(fact, Fact::Formed(_))) {
+            // Members that are told of a round find it in the status.
+            self.show();
+        }
         self.wake_if_changed();
         Ok(answers)
     }
