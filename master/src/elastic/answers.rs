@@ -6,7 +6,7 @@ use steadfast_common::ids::{Phase, Round};
 use steadfast_common::rendezvous::AgentRecord;
 use steadfast_master_core::rendezvous::{Caller, Directive, EndedBy, Outcome, Place};
 
-use super::handle::{Change, ElasticError, Event, Known, Passage, Reply, Shared};
+use super::handle::{Change, ElasticError, Event, Known, Passage, Reply, Shared, ShutDown};
 use super::{Batch, ElasticLoop};
 
 /// An answer that is computed from the state after the commit.
@@ -18,7 +18,7 @@ pub(super) enum Answer {
     Known { address: String, reply: Reply<Option<Known>> },
     NextPhase { tag: String, reply: Reply<Phase> },
     Shared { token: u64, reply: Reply<Shared> },
-    ShutDown { reply: Reply<Round> },
+    ShutDown { reply: Reply<ShutDown> },
 }
 
 fn reject<T>(reply: Reply<T>, error: impl Into<ElasticError>) {
@@ -155,7 +155,10 @@ impl ElasticLoop {
                 let accepted = token != 0 && record.as_ref().is_some_and(|it| it.token == token);
                 drop(reply.send(Ok(Shared { record, accepted })));
             }
-            Answer::ShutDown { reply } => drop(reply.send(Ok(self.state.number()))),
+            Answer::ShutDown { reply } => {
+                let times = self.timings.rounds(steadfast_coord::now());
+                drop(reply.send(Ok(ShutDown { last: self.state.number(), times })));
+            }
         }
     }
 

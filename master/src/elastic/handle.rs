@@ -11,6 +11,8 @@ use steadfast_common::rendezvous::{RoundRecord, Runner, SharedRecord};
 use steadfast_master_core::rendezvous::{Caller, Directive, JoinTerms, Place, Refusal};
 use tokio::sync::{mpsc, oneshot, watch};
 
+use super::timings::RoundTimes;
+
 /// The sender of an answer. The caller may no longer wait for it.
 pub type Reply<T> = oneshot::Sender<Result<T, ElasticError>>;
 
@@ -68,8 +70,17 @@ pub enum Event {
     ShutDown {
         outcome: JobOutcome,
         reason: String,
-        reply: Reply<Round>,
+        reply: Reply<ShutDown>,
     },
+}
+
+/// What a job was until it was shut down.
+#[derive(Clone, Debug)]
+pub struct ShutDown {
+    /// The last round.
+    pub last: Round,
+    /// Of the last rounds, the oldest first.
+    pub times: Vec<RoundTimes>,
 }
 
 /// A node that was looked up by its address.

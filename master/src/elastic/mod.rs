@@ -13,6 +13,7 @@ pub(crate) mod polled;
 pub(crate) mod service;
 mod status;
 mod stored;
+mod timings;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -36,8 +37,9 @@ use self::answers::Answer;
 use self::failed::Failed;
 use self::handle::{ElasticHandle, Event};
 use self::launch::Launch;
-use self::status::Timeline;
+use self::status::{RestartsOfGone, Timeline};
 pub use self::stored::stored_elastic_status;
+use self::timings::Timings;
 use crate::event_loop::committer::{Committer, Proposal};
 
 /// Capacity of the event queue; callers wait while it is full.
@@ -71,6 +73,7 @@ pub(crate) struct ElasticLoop {
     /// What is committed.
     state: Rendezvous,
     timers: Timers,
+    timings: Timings,
     /// The revision at which nodes last joined or were removed. A new master begins with a later one.
     revision: i64,
     agents: Agents,
@@ -82,8 +85,7 @@ pub(crate) struct ElasticLoop {
     left_over: Option<Event>,
     /// What agents reported last; not durable.
     reports: BTreeMap<NodeId, NodeReport>,
-    /// Restarts that nodes reported which are gone, unless there were none.
-    restarts_of_gone: BTreeMap<NodeId, u32>,
+    restarts_of_gone: RestartsOfGone,
     failed: Failed,
     view: View,
     rounds: watch::Sender<u64>,
@@ -120,6 +122,7 @@ impl ElasticLoop {
             committer,
             state,
             timers: Timers::default(),
+            timings: Timings::default(),
             revision: agents.revision(),
             agents,
             launch,
@@ -127,7 +130,7 @@ impl ElasticLoop {
             inbox,
             left_over: None,
             reports: BTreeMap::new(),
-            restarts_of_gone: BTreeMap::new(),
+            restarts_of_gone: RestartsOfGone::default(),
             failed: Failed::default(),
             view: View::default(),
             rounds,
@@ -137,6 +140,7 @@ impl ElasticLoop {
             address: own_address.to_owned(),
         };
         event_loop.timers.follow(now(), &event_loop.state, &settings);
+        event_loop.timings.follow(&event_loop.state, now());
         event_loop.follow_members();
         event_loop.show();
         let handle = ElasticHandle {
@@ -238,6 +242,7 @@ impl ElasticLoop {
         let revision = self.committer.commit(proposal).await.map_err(after_acting)?;
         self.state = state;
         self.timers.follow(now(), &self.state, &self.settings);
+        self.timings.follow(&self.state, now());
         if let Some(revision) = revision.filter(|_| facts.iter().any(changes_nodes)) {
             self.revision = revision;
         }
