@@ -6,18 +6,21 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use steadfast_client::Change;
+use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::Round;
 use steadfast_host::random;
 use steadfast_host::task::Task;
 use steadfast_net::{Port, TlsIdentity};
 use steadfast_process::Failure;
-use steadfast_proto::access;
 use steadfast_proto::v1::worker_server::{Worker, WorkerServer};
 use steadfast_proto::v1::{
     BeginCommitReply, BeginCommitRequest, ChangesReply, ChangesRequest, EndCommitReply,
     EndCommitRequest, LastCommitReply, LastCommitRequest, MemberChange, NextRoundReply,
-    NextRoundRequest, ProgressReply, ProgressRequest, WorkerAssignment, next_round_reply,
+    NextRoundRequest, ProgressReply, ProgressRequest, SuspectReply, SuspectRequest,
+    WorkerAssignment, next_round_reply, suspect_reply,
 };
+use steadfast_proto::{WorkerToken, access, status};
+use subtle::ConstantTimeEq;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
@@ -37,7 +40,7 @@ const CHANGES_MAX: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Hub {
     shared: Arc<Shared>,
-    /// `host:port name`: where workers connect.
+    /// `host:port name token`: where workers connect, and what they show in each call.
     pub address: String,
     stop: CancellationToken,
     _serving: Task<Result<(), tonic::transport::Error>>,
@@ -68,8 +71,18 @@ struct State {
     connected: BTreeSet<u32>,
     /// Workers that are ready to leave a round: which, by local rank.
     ready: BTreeMap<u32, u64>,
+    /// Workers that suspect that the round is over, by local rank.
+    suspicions: BTreeMap<u32, Suspicion>,
     progress: Option<Instant>,
     commits: Commits,
+}
+
+/// A worker's question whether another worker explains a failed operation.
+#[derive(Clone, Copy, Debug)]
+struct Suspicion {
+    since: Instant,
+    /// The answer is that the round goes on.
+    is_refuted: bool,
 }
 
 impl Hub {
@@ -85,6 +98,7 @@ impl Hub {
                 changes: Vec::new(),
                 connected: BTreeSet::new(),
                 ready: BTreeMap::new(),
+                suspicions: BTreeMap::new(),
                 progress: None,
                 commits: Commits::new()?,
             }),
@@ -95,9 +109,12 @@ impl Hub {
         let mut bound = Port::bind(([127, 0, 0, 1], 0).into()).await.map_err(port)?;
         let name = format!("steadfast-agent-{}", random::uuid());
         bound.also_unix(&name);
-        let address = format!("{} {name}", bound.local_addr().map_err(port)?);
+        let token = random::uuid().simple().to_string();
+        let address = format!("{} {name} {token}", bound.local_addr().map_err(port)?);
         let stop = CancellationToken::new();
-        let routes = Routes::new(WorkerServer::new(Service(shared.clone())));
+        let service = Service(shared.clone());
+        let check = move |request| check_token(&token, request);
+        let routes = Routes::new(WorkerServer::with_interceptor(service, check));
         let _serving = bound.serve(routes, access, &TlsIdentity::default(), stop.clone());
         Ok(Self { shared, address, stop, _serving })
     }
@@ -108,13 +125,15 @@ impl Hub {
             state.place = Some(place.clone());
             state.changes.clear();
             state.ready.clear();
+            state.suspicions.clear();
         });
     }
 
     /// Tells the workers how the members of their round change.
     pub fn note(&self, change: &Change) {
         self.change(|state| {
-            let (removed, added) = (change.nodes < 0, 0 < change.nodes);
+            // A worker that has failed is replaced.
+            let (removed, added) = (change.nodes <= 0, 0 < change.nodes);
             state.revision = state.revision.max(change.revision);
             if state.changes.len() < CHANGES_MAX {
                 let revision = change.revision;
@@ -127,7 +146,8 @@ impl Hub {
     /// or leaves.
     pub fn note_own_change(&self) {
         let revision = self.shared.lock().revision + 1;
-        self.note(&Change { nodes: -1, lost: String::new(), revision });
+        let (lost, failed) = (String::new(), String::new());
+        self.note(&Change { nodes: -1, lost, revision, failed });
     }
 
     /// Forgets what a worker said that has ended.
@@ -135,6 +155,7 @@ impl Hub {
         self.change(|state| {
             state.connected.remove(&local_rank);
             state.ready.remove(&local_rank);
+            state.suspicions.remove(&local_rank);
         });
     }
 
@@ -150,6 +171,33 @@ impl Hub {
         ready.map(|(local_rank, _)| *local_rank).collect()
     }
 
+    /// Waits until a worker has suspected for so long that the round is over.
+    pub async fn until_suspected(&self, age: Duration) {
+        let mut changes = self.subscribe();
+        loop {
+            changes.mark_unchanged();
+            let oldest = self.shared.lock().oldest_suspicion();
+            match oldest {
+                None => drop(changes.changed().await),
+                Some(since) => {
+                    if timeout_at(since + age, changes.changed()).await.is_err() {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Answers the workers whose suspicion is at least so old: the round goes on.
+    pub fn refute_suspicions(&self, age: Duration) {
+        let now = Instant::now();
+        self.change(|state| {
+            for suspicion in state.suspicions.values_mut() {
+                suspicion.is_refuted |= suspicion.since + age <= now;
+            }
+        });
+    }
+
     /// Returns when a worker last reported progress.
     pub fn last_progress(&self) -> Option<Instant> {
         self.shared.lock().progress
@@ -161,14 +209,35 @@ impl Hub {
     }
 
     fn change(&self, change: impl FnOnce(&mut State)) {
-        change(&mut self.shared.lock());
-        self.shared.changed.send_modify(|changes| *changes += 1);
+        self.shared.change(change);
+    }
+}
+
+impl State {
+    fn oldest_suspicion(&self) -> Option<Instant> {
+        let open = self.suspicions.values().filter(|suspicion| !suspicion.is_refuted);
+        open.map(|suspicion| suspicion.since).min()
+    }
+
+    /// Returns the answer to a worker that suspects that `round` is over, if there is one yet.
+    fn verdict(&self, local_rank: u32, round: u64) -> Option<suspect_reply::Verdict> {
+        let is_current = self.place.as_ref().is_some_and(|place| place.record.round.0 == round);
+        if !is_current || !self.changes.is_empty() {
+            return Some(suspect_reply::Verdict::Over);
+        }
+        let is_refuted = self.suspicions.get(&local_rank)?.is_refuted;
+        is_refuted.then_some(suspect_reply::Verdict::GoesOn)
     }
 }
 
 impl Shared {
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().expect("no holder panics")
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.lock());
+        self.changed.send_modify(|changes| *changes += 1);
     }
 
     /// Answers as soon as there is an answer, or after `wait_ms` what `late` says.
@@ -201,6 +270,14 @@ impl Service {
         if local_rank < slots {
             state.connected.insert(local_rank);
         }
+    }
+}
+
+/// Refuses the calls of other processes of this machine. The environment of a worker is readable by its user alone.
+fn check_token(token: &str, request: Request<()>) -> Result<Request<()>, Status> {
+    match token.as_bytes().ct_eq(WorkerToken::of(&request)).into() {
+        true => Ok(request),
+        false => Err(status(ErrorKind::Denied, "the call lacks the token of this agent")),
     }
 }
 
@@ -256,6 +333,28 @@ impl Worker for Service {
         let waits = |_: &State| next_round_reply::Next::Wait(self.0.reason.borrow().clone());
         let next = self.0.until(wait_ms, later, waits).await;
         Ok(Response::new(NextRoundReply { next: Some(next) }))
+    }
+
+    async fn suspect(
+        &self,
+        request: Request<SuspectRequest>,
+    ) -> Result<Response<SuspectReply>, Status> {
+        let SuspectRequest { local_rank, round, wait_ms } = request.into_inner();
+        self.connected(local_rank);
+        self.0.change(|state| {
+            let slots = state.place.as_ref().map_or(0, |place| place.own().slots);
+            if local_rank < slots {
+                let suspicion = Suspicion { since: Instant::now(), is_refuted: false };
+                state.suspicions.entry(local_rank).or_insert(suspicion);
+            }
+        });
+        let verdict = |state: &State| state.verdict(local_rank, round);
+        let unknown = |_: &State| suspect_reply::Verdict::Unknown;
+        let verdict = self.0.until(wait_ms, verdict, unknown).await;
+        if verdict == suspect_reply::Verdict::GoesOn {
+            self.0.lock().suspicions.remove(&local_rank);
+        }
+        Ok(Response::new(SuspectReply { verdict: verdict.into() }))
     }
 
     async fn begin_commit(

@@ -9,6 +9,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
+use steadfast_common::ids::Round;
 use steadfast_proto::v1::NodeReport;
 
 /// What an agent counts, shared by its loop, its status and its metrics.
@@ -25,6 +26,8 @@ pub(crate) struct Counts {
     pub workers: AtomicU32,
     /// How the program ended on this node, if it did.
     run: AtomicU8,
+    /// The last round in which a worker failed.
+    failed_round: AtomicU64,
     /// Which worker failed last, in which round, and how. Guards one text.
     last_exit: Mutex<String>,
 }
@@ -61,7 +64,13 @@ impl Counts {
         100.0 - 100.0 * left / max
     }
 
-    /// Notes that a worker failed.
+    /// Notes that a worker has failed in a round.
+    pub fn note_failure(&self, round: Round, what: String) {
+        self.failed_round.store(round.0, Ordering::Relaxed);
+        self.note_exit(what);
+    }
+
+    /// Notes how the last worker failed.
     pub fn note_exit(&self, exit: String) {
         *self.last_exit.lock().unwrap_or_else(PoisonError::into_inner) = exit;
     }
@@ -74,6 +83,7 @@ impl Counts {
             state: "running".to_owned(),
             changes: self.changes.load(Ordering::Relaxed),
             last_exit: self.last_exit.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            failed_round: self.failed_round.load(Ordering::Relaxed),
         }
     }
 

@@ -1,29 +1,38 @@
 //! One round after the other: starts, watches, keeps and stops the workers of this node.
 
 use std::collections::BTreeSet;
+use std::convert::Infallible;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures::FutureExt;
-use steadfast_client::{Exited, NodeError, RoundOver, until_over};
+use steadfast_client::{Change, Exited, NodeError, NodeSession, RoundOver, until_over};
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::Round;
 use steadfast_process::{Failure, Shutdown};
+use steadfast_proto::v1::NodeReport;
 use steadfast_supervise::{Signal, WorkerSet};
 use tokio::time::{Instant, interval, sleep, sleep_until, timeout};
 use tracing::{error, info, warn};
 
+use crate::args::RunArgs;
 use crate::environment::{Past, Place};
-use crate::metrics::RunResult;
+use crate::hub::Hub;
+use crate::metrics::{Counts, RunResult};
 use crate::ports::HeldPorts;
-use crate::run::{Agent, WORKERS_FAILED, describe, end_signal, failure, prefix, start_failure};
+use crate::run::{
+    Agent, WORKERS_FAILED, describe, end_signal, failure, join, prefix, start_failure, unseen,
+};
 
 /// How long workers may take to write their stacks.
 const DUMP_TIME: Duration = Duration::from_secs(2);
 
 /// How long the master is asked whether the round changed when a worker failed.
 const CAUSE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Pause after no master has answered whether a round goes on.
+const ANSWER_RETRY: Duration = Duration::from_millis(500);
 
 /// How often the time of the last output is checked.
 const HANG_CHECK: Duration = Duration::from_millis(200);
@@ -56,6 +65,8 @@ struct Workers {
     has_succeeded: bool,
     /// The registration was lost in this round.
     is_unregistered: bool,
+    /// When the grace ends, once this node leaves.
+    end_by: Option<Instant>,
     past: Past,
 }
 
@@ -66,7 +77,8 @@ impl Agent<'_> {
         let ended = self.rounds_of(&mut workers, shutdown).await;
         // First, so that the others know why their collectives fail while the workers here end.
         self.membership.leave().await;
-        workers.set.stop_by(end_signal(shutdown), self.args.grace).await;
+        let left = workers.end_by.map(|by| by.saturating_duration_since(Instant::now()));
+        workers.set.stop_by(end_signal(shutdown), left.unwrap_or(self.args.grace)).await;
         ended
     }
 
@@ -97,7 +109,7 @@ impl Agent<'_> {
                     place.record.round
                 );
                 self.counts.note_exit(reason.clone());
-                if !self.may_go_on(&reason, &[], None) {
+                if !may_go_on(self.args, &self.counts, &reason, &[], None) {
                     return Ok(self.give_up().await);
                 }
             }
@@ -144,32 +156,27 @@ impl Agent<'_> {
         &mut self,
         workers: &mut Workers,
     ) -> Result<Option<(Place, HeldPorts)>, Failure> {
-        let mut ended = Vec::new();
-        let joined = {
-            let mut joining = std::pin::pin!(self.join(workers.past));
-            loop {
-                tokio::select! {
-                    biased;
-                    joined = &mut joining => break joined,
-                    Some((index, exit)) = workers.set.next_exit(), if !workers.running.is_empty() => {
-                        workers.running.remove(&index);
-                        ended.push((index, exit));
-                    }
-                }
+        let Self { args, membership, host, base, hub, counts, .. } = self;
+        let mut joining = std::pin::pin!(join(membership, args, host, *base, workers.past));
+        loop {
+            let (index, exit) = tokio::select! {
+                biased;
+                joined = &mut joining => return joined.map(Some),
+                Some(ended) = workers.set.next_exit(), if !workers.running.is_empty() => ended,
+            };
+            workers.running.remove(&index);
+            // The join in progress has told the others of the past before: they learn of this in the next one.
+            workers.past.incidents += 1;
+            hub.forget(index as u32);
+            if exit.is_success() {
+                continue;
             }
-        };
-        workers.past.incidents += ended.len() as u64;
-        let mut may_go_on = true;
-        for (index, exit) in ended {
-            self.hub.forget(index as u32);
-            if !exit.is_success() {
-                let reason =
-                    format!("worker {index} of this node ended with {exit} between rounds");
-                self.counts.note_exit(reason.clone());
-                may_go_on &= self.may_go_on(&reason, self.unseen(index, &exit), None);
+            let reason = format!("worker {index} of this node ended with {exit} between rounds");
+            counts.note_exit(reason.clone());
+            if !may_go_on(args, counts, &reason, unseen(args, index, &exit), None) {
+                return Ok(None);
             }
         }
-        joined.map(|joined| may_go_on.then_some(joined))
     }
 
     fn note_round(&self, place: &Place) {
@@ -233,6 +240,9 @@ impl Agent<'_> {
         let report = || counts.report();
         let interval_ = self.args.monitor_interval;
         let mut over = std::pin::pin!(until_over(session, round, report, interval_).fuse());
+        let lease_ttl = self.args.lease_ttl;
+        let mut answering =
+            std::pin::pin!(answer_suspicions(&self.hub, session, round, report, lease_ttl));
         let mut check = interval(HANG_CHECK);
         let mut said = self.hub.subscribe();
         // Set when the round is over: by then the workers have left it, or are killed.
@@ -271,10 +281,12 @@ impl Agent<'_> {
                     }
                     info!("leaving; the workers take part until their next commit or check");
                     self.hub.note_own_change();
-                    drain_by = Some(Instant::now() + self.args.grace);
+                    // The other half is for what they do after the signal.
+                    drain_by = Some(Instant::now() + self.args.grace / 2);
+                    workers.end_by = Some(Instant::now() + self.args.grace);
                 }
                 () = sleep_until(drain_by.unwrap_or(begun)), if drain_by.is_some() => {
-                    warn!("the workers came to no commit or check within the grace; others go back to their last one");
+                    warn!("the workers came to no commit or check within half the grace; others go back to their last one");
                     return RoundEnd::Interrupted;
                 }
                 exited = workers.set.next_exit() => {
@@ -288,11 +300,12 @@ impl Agent<'_> {
                     }
                     let rank = place.own().first_rank as usize + index;
                     let reason = format!("the worker of rank {rank} ended with {exit}");
-                    counts.note_exit(format!("round {round}: {reason}"));
+                    counts.note_failure(round, format!("round {round}: {reason}"));
                     // A worker that was killed because it did not leave the round is no cause of that.
                     workers.past.incidents += u64::from(!killed.contains(&index));
                     self.hub.note_own_change();
-                    // The report also reaches the master if this node gives up.
+                    // The other nodes learn of the failure from the report, which also reaches the master if this
+                    // node gives up.
                     let asked = session.watch(round, 0, Some(report()), Duration::ZERO);
                     let asked = tokio::select! {
                         biased;
@@ -309,8 +322,8 @@ impl Agent<'_> {
                         Ok(Err(error)) => Some(failure(&error).message),
                         Err(_) => Some("no master says whether the round changed".to_owned()),
                     };
-                    let unseen = self.unseen(index, &exit);
-                    if !self.may_go_on(&reason, unseen, excuse) {
+                    let unseen = unseen(self.args, index, &exit);
+                    if !may_go_on(self.args, &self.counts, &reason, unseen, excuse) {
                         return RoundEnd::Exhausted;
                     }
                     if !self.can_stay(workers) {
@@ -339,6 +352,7 @@ impl Agent<'_> {
                     leave_by.get_or_insert(Instant::now() + self.args.reset_timeout);
                 }
                 _ = said.changed() => {}
+                never = &mut answering => match never {},
                 () = sleep_until(deadline) => {
                     for index in workers.running.iter().filter(|index| !is_ready(index)) {
                         let rank = place.own().first_rank as usize + index;
@@ -350,9 +364,11 @@ impl Agent<'_> {
                 }
                 _ = check.tick(), if self.args.hang_timeout.is_some() && leave_by.is_none() => {
                     if let Some(reason) = self.hang(&workers.set, begun).await {
-                        counts.note_exit(format!("round {round}: {reason}"));
+                        counts.note_failure(round, format!("round {round}: {reason}"));
+                        let told = session.watch(round, 0, Some(report()), Duration::ZERO);
+                        let _ = timeout(CAUSE_TIMEOUT, told).await;
                         workers.past.incidents += 1;
-                        return match self.may_go_on(&reason, &[], None) {
+                        return match may_go_on(self.args, &self.counts, &reason, &[], None) {
                             true => RoundEnd::Restart,
                             false => RoundEnd::Exhausted,
                         };
@@ -360,25 +376,6 @@ impl Agent<'_> {
                 }
             }
         }
-    }
-
-    /// Counts a failure, unless the round changed at the same time; returns whether another try is left.
-    fn may_go_on(&self, reason: &str, last_lines: &[String], change: Option<String>) -> bool {
-        if let Some(change) = change {
-            info!("{reason}; not counted as a failure: {change}");
-            return true;
-        }
-        let restarts = self.counts.restarts.fetch_add(1, Ordering::Relaxed) + 1;
-        let restarts_max = self.args.max_restarts;
-        last_lines.iter().for_each(|line| warn!("  {line}"));
-        match restarts <= restarts_max {
-            true => warn!(restarts, restarts_max, "restarting: {reason}"),
-            false => {
-                self.counts.note_run(RunResult::Failure);
-                error!("{reason}; no restart is left (--max-restarts {restarts_max})");
-            }
-        }
-        restarts <= restarts_max
     }
 
     /// Tells the master that no restart is left: if too few nodes are left, the job fails.
@@ -415,4 +412,51 @@ impl Agent<'_> {
         sleep(DUMP_TIME).await;
         Some(format!("the workers hang: no output for {limit:?} (--hang-timeout)"))
     }
+}
+
+/// Answers workers that suspect that the round is over. When a lease has passed since, each node on which a worker
+/// failed before has reported that, or is lost itself: if a master then knows of neither, the round goes on. The
+/// loop that watches the round tells them otherwise.
+async fn answer_suspicions(
+    hub: &Hub,
+    session: &NodeSession,
+    round: Round,
+    report: impl Fn() -> NodeReport,
+    lease_ttl: Duration,
+) -> Infallible {
+    loop {
+        hub.until_suspected(lease_ttl).await;
+        let asked = session.watch(round, 0, Some(report()), Duration::ZERO);
+        match timeout(CAUSE_TIMEOUT, asked).await {
+            Ok(Ok(Change { nodes: 0, failed, .. })) if failed.is_empty() => {
+                hub.refute_suspicions(lease_ttl);
+            }
+            Ok(_) | Err(_) => sleep(ANSWER_RETRY).await,
+        }
+    }
+}
+
+/// Counts a failure, unless the round changed at the same time; returns whether another try is left.
+fn may_go_on(
+    args: &RunArgs,
+    counts: &Counts,
+    reason: &str,
+    last_lines: &[String],
+    change: Option<String>,
+) -> bool {
+    if let Some(change) = change {
+        info!("{reason}; not counted as a failure: {change}");
+        return true;
+    }
+    let restarts = counts.restarts.fetch_add(1, Ordering::Relaxed) + 1;
+    let restarts_max = args.max_restarts;
+    last_lines.iter().for_each(|line| warn!("  {line}"));
+    match restarts <= restarts_max {
+        true => warn!(restarts, restarts_max, "restarting: {reason}"),
+        false => {
+            counts.note_run(RunResult::Failure);
+            error!("{reason}; no restart is left (--max-restarts {restarts_max})");
+        }
+    }
+    restarts <= restarts_max
 }

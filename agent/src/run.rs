@@ -101,8 +101,8 @@ pub(crate) struct Agent<'a> {
     keys: Keys,
     pub membership: Membership,
     fixed: Fixed,
-    host: String,
-    base: Option<u16>,
+    pub host: String,
+    pub base: Option<u16>,
     /// For the output of the workers of this agent, and of no other.
     logs: Option<PathBuf>,
     pub supervisor: Supervisor,
@@ -199,37 +199,6 @@ impl<'a> Agent<'a> {
         ended
     }
 
-    /// Waits until this node is a member of another round. The ports of its workers are held until the caller
-    /// drops them.
-    ///
-    /// # Errors
-    /// If too few nodes join, or the job rejects this node.
-    pub async fn join(&mut self, past: Past) -> Result<(Place, HeldPorts), Failure> {
-        let (host, base, workers) = (&self.host, self.base, self.args.nproc_per_node);
-        let master = self.args.master_port;
-        let take_ports = || {
-            let held = HeldPorts::take(host, base, workers, master);
-            let held =
-                held.map_err(|Failure { kind, message }| NodeError::Rejected { kind, message })?;
-            let info = NodeInfo { ports: held.ports.clone(), past };
-            let data = serde_json::to_vec(&info).expect("ports and numbers are plain data");
-            Ok((held, data.into()))
-        };
-        let joined = self.membership.join(take_ports).await.map_err(|error| failure(&error))?;
-        let of_members = joined.record.members.iter().zip(&joined.data);
-        let infos = of_members.map(|(member, data)| {
-            serde_json::from_slice::<NodeInfo>(data).map_err(|_| {
-                let node = member.node;
-                let what = "runs another version of Steadfast: its ports cannot be read";
-                Failure::invalid(format!("node {node} {what}"))
-            })
-        });
-        let infos = infos.collect::<Result<Vec<_>, Failure>>()?;
-        let past = infos.iter().fold(Past::default(), |past, info| past + info.past);
-        let ports = infos.into_iter().map(|info| info.ports).collect();
-        Ok((Place { record: joined.record, ports, past, rank: joined.rank }, joined.prepared))
-    }
-
     /// Returns how the workers of a round are started, by local rank.
     pub fn specs(&self, place: &Place) -> Vec<WorkerSpec> {
         let restarts = self.counts.restarts.load(Ordering::Relaxed);
@@ -276,14 +245,6 @@ impl<'a> Agent<'a> {
         Output::Separate { prefix, directory, stdout, stderr }
     }
 
-    /// Returns the last lines of a worker that were not printed.
-    pub fn unseen<'e>(&self, local_rank: usize, exit: &'e Exit) -> &'e [String] {
-        match targets(self.args, local_rank as u32).1.is_printed() {
-            true => &[],
-            false => exit.reason_lines(),
-        }
-    }
-
     /// Returns the exit code after the end of the job.
     pub async fn job_ended(&self) -> Result<ExitCode, Failure> {
         let result: Option<ResultRecord> = self.etcd.get_json(&self.keys.result()).await?;
@@ -309,6 +270,50 @@ impl<'a> Agent<'a> {
                 self.keys.result()
             ))),
         }
+    }
+}
+
+/// Waits until this node is a member of another round. The ports of its workers are held until the caller
+/// drops them.
+///
+/// # Errors
+/// If too few nodes join, or the job rejects this node.
+pub(crate) async fn join(
+    membership: &mut Membership,
+    args: &RunArgs,
+    host: &str,
+    base: Option<u16>,
+    past: Past,
+) -> Result<(Place, HeldPorts), Failure> {
+    let (workers, master) = (args.nproc_per_node, args.master_port);
+    let take_ports = || {
+        let held = HeldPorts::take(host, base, workers, master);
+        let held =
+            held.map_err(|Failure { kind, message }| NodeError::Rejected { kind, message })?;
+        let info = NodeInfo { ports: held.ports.clone(), past };
+        let data = serde_json::to_vec(&info).expect("ports and numbers are plain data");
+        Ok((held, data.into()))
+    };
+    let joined = membership.join(take_ports).await.map_err(|error| failure(&error))?;
+    let of_members = joined.record.members.iter().zip(&joined.data);
+    let infos = of_members.map(|(member, data)| {
+        serde_json::from_slice::<NodeInfo>(data).map_err(|_| {
+            let node = member.node;
+            let what = "runs another version of Steadfast: its ports cannot be read";
+            Failure::invalid(format!("node {node} {what}"))
+        })
+    });
+    let infos = infos.collect::<Result<Vec<_>, Failure>>()?;
+    let past = infos.iter().fold(Past::default(), |past, info| past + info.past);
+    let ports = infos.into_iter().map(|info| info.ports).collect();
+    Ok((Place { record: joined.record, ports, past, rank: joined.rank }, joined.prepared))
+}
+
+/// Returns the last lines of a worker that were not printed.
+pub(crate) fn unseen<'e>(args: &RunArgs, local_rank: usize, exit: &'e Exit) -> &'e [String] {
+    match targets(args, local_rank as u32).1.is_printed() {
+        true => &[],
+        false => exit.reason_lines(),
     }
 }
 
@@ -378,6 +383,7 @@ pub(crate) fn failure(error: &NodeError) -> Failure {
 /// Describes a change of a round, for users.
 pub(crate) fn describe(change: &Change) -> String {
     match change.nodes {
+        0 => format!("a worker of {} has failed", change.failed),
         1.. => format!("{} more nodes are ready to join", change.nodes),
         _ if change.lost.is_empty() => format!("{} nodes were lost", -change.nodes),
         _ => format!("lost {}", change.lost),

@@ -24,10 +24,10 @@ pub fn access(path: &str) -> &'static [Role] {
         ) => &[Trainer],
         (
             "steadfast.v1.Worker",
-            "Changes" | "NextRound" | "BeginCommit" | "EndCommit" | "LastCommit" | "Progress",
+            "Changes" | "NextRound" | "Suspect" | "BeginCommit" | "EndCommit" | "LastCommit"
+            | "Progress",
         ) => &[Trainer],
-        ("steadfast.v1.Elastic", "ShutDown") => &[Trainer, Admin],
-        ("steadfast.v1.Elastic", "ElasticStatus") => &[Admin],
+        ("steadfast.v1.Elastic", "ShutDown" | "ElasticStatus") => &[Trainer, Admin],
         ("steadfast.v1.Master", "ReportDamage") => &[Pserver],
         ("steadfast.v1.Master", "TakeCheckpoint") => &[Pserver, Admin],
         ("steadfast.v1.Master", "RestoreCheckpoint" | "Drain" | "Status") => &[Admin],
@@ -42,11 +42,12 @@ pub fn access(path: &str) -> &'static [Role] {
 mod tests {
     use super::*;
 
-    /// F50: a role may call only its own methods; unknown methods are denied.
+    /// F50, S003-53: a role may call only its own methods; unknown methods are denied.
     #[test]
     fn each_role_may_call_only_the_methods_that_it_needs() {
         assert_eq!(access("/steadfast.v1.Master/NextTask"), [Trainer]);
         assert_eq!(access("/steadfast.v1.Master/RestoreCheckpoint"), [Admin]);
+        assert_eq!(access("/steadfast.v1.Elastic/ElasticStatus"), [Trainer, Admin]);
         assert_eq!(access("/steadfast.v1.Pserver/Snapshot"), [Master]);
         for unknown in ["", "/", "/steadfast.v1.Master", "/steadfast.v1.Master/Other", "Push"] {
             assert_eq!(access(unknown), [], "{unknown}");

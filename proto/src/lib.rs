@@ -7,6 +7,7 @@ mod decoder;
 mod framing;
 mod param;
 pub mod tensor;
+mod worker_token;
 
 pub use access::access;
 pub use calls::{answer, answer_as_it_comes, call, next, read_one};
@@ -16,6 +17,7 @@ use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Pass, Version};
 use steadfast_common::position::Position;
 use tonic::{Code, Status};
+pub use worker_token::WorkerToken;
 
 /// Messages, clients and servers, as generated from `steadfast/v1/*.proto`.
 #[allow(missing_docs, clippy::all, clippy::pedantic)]

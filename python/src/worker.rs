@@ -10,13 +10,16 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use steadfast_common::role::Role;
 use steadfast_net::{Channel, TlsIdentity};
+use steadfast_proto::WorkerToken;
 use steadfast_proto::v1::worker_client::WorkerClient;
 use steadfast_proto::v1::{
     BeginCommitRequest, ChangesRequest, EndCommitRequest, LastCommitRequest, MemberChange,
-    NextRoundRequest, ProgressRequest, WorkerAssignment, next_round_reply,
+    NextRoundRequest, ProgressRequest, SuspectRequest, WorkerAssignment, next_round_reply,
+    suspect_reply::Verdict,
 };
 use tokio::runtime::Runtime;
 use tonic::Status;
+use tonic::service::interceptor::InterceptedService;
 
 use crate::agent::{CallError, wait};
 use crate::error::{check_process, raise};
@@ -30,6 +33,9 @@ const WAIT: Duration = Duration::from_secs(5);
 /// How long a call that does not wait may take.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// The limit of calls that end by themselves.
+const FAR: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
 /// Pause after the agent did not answer. A worker does not outlive its agent.
 const RETRY: Duration = Duration::from_millis(200);
 
@@ -37,12 +43,15 @@ const RETRY: Duration = Duration::from_millis(200);
 const REMOVED: u32 = 1;
 const ADDED: u32 = 2;
 
+/// Calls the agent, and shows its token.
+type Client = WorkerClient<InterceptedService<Channel, WorkerToken>>;
+
 /// The agent of this process, as `steadfast.elastic.Agent` describes it.
 #[pyclass(frozen, module = "steadfast._native")]
 pub struct Worker {
     process: u32,
     runtime: Runtime,
-    channel: Channel,
+    client: Client,
     local_rank: u32,
     /// Follows the changes. The mutexes guard only their fields.
     seen: Arc<Mutex<Seen>>,
@@ -104,7 +113,9 @@ impl Worker {
         let agent = variable(AGENT)?;
         let text = variable("LOCAL_RANK")?;
         let local_rank = text.parse().map_err(|_| invalid("LOCAL_RANK", &text))?;
-        let (address, name) = agent.split_once(' ').ok_or_else(|| invalid(AGENT, &agent))?;
+        let parts: Vec<&str> = agent.split(' ').collect();
+        let [address, name, token] = parts[..] else { return Err(invalid(AGENT, &agent)) };
+        let token = WorkerToken::new(token).ok_or_else(|| invalid(AGENT, &agent))?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("steadfast")
@@ -114,13 +125,14 @@ impl Worker {
         let dialled = TlsIdentity::default().dial_unix_or_tcp(address, name, Role::Trainer);
         drop(entered);
         let channel = dialled.map_err(|_| invalid(AGENT, &agent))?;
-        let client = WorkerClient::new(channel.clone());
-        let first = async move { first_assignment(client, local_rank).await };
+        let client = WorkerClient::with_interceptor(channel, token);
+        let of_first = client.clone();
+        let first = async move { first_assignment(of_first, local_rank).await };
         let assignment = wait(py, &runtime, CALL_TIMEOUT, no_answer(), first)?;
         let seen = Arc::<Mutex<Seen>>::default();
-        runtime.spawn(follow(WorkerClient::new(channel.clone()), local_rank, seen.clone()));
+        runtime.spawn(follow(client.clone(), local_rank, seen.clone()));
         let process = std::process::id();
-        Ok(Self { process, runtime, channel, local_rank, seen, assignment: Mutex::new(assignment) })
+        Ok(Self { process, runtime, client, local_rank, seen, assignment: Mutex::new(assignment) })
     }
 
     /// Returns the place of this worker in its round.
@@ -154,9 +166,7 @@ impl Worker {
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         let next =
             async move { next_assignment(client, local_rank, after, deadline, &shown).await };
-        // The call ends by itself.
-        let far = Duration::from_secs(10 * 365 * 24 * 3600);
-        let next = self.wait(py, far, next)?;
+        let next = self.wait(py, FAR, next)?;
         let Some(assignment) = next else {
             let reason = reason.lock().expect("no holder panics").clone();
             let message = format!("no round after {after} was formed in time: {reason}");
@@ -165,6 +175,23 @@ impl Worker {
         *self.seen.lock().expect("no holder panics") = Seen::default();
         *self.assignment.lock().expect("no holder panics") = assignment.clone();
         Ok(assignment.into())
+    }
+
+    /// Returns whether the round is over, as soon as that is known: an operation of all workers may have failed.
+    fn is_over(&self, py: Python<'_>, round: u64) -> PyResult<bool> {
+        let (mut client, local_rank) = (self.client(), self.local_rank);
+        let asking = async move {
+            loop {
+                let wait_ms = WAIT.as_millis() as u32;
+                let request = SuspectRequest { local_rank, round, wait_ms };
+                match client.suspect(request).await?.into_inner().verdict() {
+                    Verdict::Over => return Ok(true),
+                    Verdict::GoesOn => return Ok(false),
+                    Verdict::Unknown => {}
+                }
+            }
+        };
+        self.wait(py, FAR, asking)
     }
 
     /// Keeps a commit in the memory of the agent, in place of the one before.
@@ -211,8 +238,8 @@ impl Worker {
 }
 
 impl Worker {
-    fn client(&self) -> WorkerClient<Channel> {
-        WorkerClient::new(self.channel.clone())
+    fn client(&self) -> Client {
+        self.client.clone()
     }
 
     fn wait<T: Send + 'static>(
@@ -237,10 +264,7 @@ fn no_answer() -> impl FnOnce() -> CallError {
 }
 
 /// Returns the place of the worker in the round in which it was started.
-async fn first_assignment(
-    client: WorkerClient<Channel>,
-    local_rank: u32,
-) -> Result<WorkerAssignment, CallError> {
+async fn first_assignment(client: Client, local_rank: u32) -> Result<WorkerAssignment, CallError> {
     let reason = Mutex::new(String::new());
     let first = next_assignment(client, local_rank, 0, None, &reason).await?;
     first.ok_or_else(no_answer())
@@ -248,7 +272,7 @@ async fn first_assignment(
 
 /// Returns the place of the worker in a round later than `after`; `None` if the deadline passes before.
 async fn next_assignment(
-    mut client: WorkerClient<Channel>,
+    mut client: Client,
     local_rank: u32,
     after: u64,
     deadline: Option<Instant>,
@@ -273,7 +297,7 @@ async fn next_assignment(
 }
 
 /// Keeps what is known of changes current.
-async fn follow(mut client: WorkerClient<Channel>, local_rank: u32, seen: Arc<Mutex<Seen>>) {
+async fn follow(mut client: Client, local_rank: u32, seen: Arc<Mutex<Seen>>) {
     let mut revision = 0;
     loop {
         let wait_ms = WAIT.as_millis() as u32;

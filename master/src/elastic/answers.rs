@@ -6,7 +6,7 @@ use steadfast_common::ids::{Phase, Round};
 use steadfast_common::rendezvous::AgentRecord;
 use steadfast_master_core::rendezvous::{Caller, Directive, EndedBy, Outcome, Place};
 
-use super::handle::{Change, ElasticError, Event, Known, Passage, Reply, Shared};
+use super::handle::{Change, ElasticError, Event, Known, Passage, Reply, Shared, ShutDown};
 use super::{Batch, ElasticLoop};
 
 /// An answer that is computed from the state after the commit.
@@ -18,7 +18,7 @@ pub(super) enum Answer {
     Known { address: String, reply: Reply<Option<Known>> },
     NextPhase { tag: String, reply: Reply<Phase> },
     Shared { token: u64, reply: Reply<Shared> },
-    ShutDown { reply: Reply<Round> },
+    ShutDown { reply: Reply<ShutDown> },
 }
 
 fn reject<T>(reply: Reply<T>, error: impl Into<ElasticError>) {
@@ -56,8 +56,11 @@ impl ElasticLoop {
                     Err(error) => reject(reply, error),
                 }
             }
-            Event::Watch { caller, known, report, reply } => {
+            Event::Watch { caller, known, report, failed, reply } => {
                 let is_known = self.agents.registration(caller).is_ok();
+                if is_known {
+                    self.failed.note(caller.node, failed, batch.state.number());
+                }
                 if let Some(report) = report.filter(|_| is_known) {
                     self.note_report(caller.node, report);
                 }
@@ -132,7 +135,11 @@ impl ElasticLoop {
                 drop(reply.send(self.directive(caller, known)));
             }
             Answer::Change { caller, known, reply } => {
-                let change = self.directive(caller, known).map(|it| change(it, self.revision));
+                let failed = self.failed.beside(caller.node, self.state.number());
+                let failed = failed.and_then(|failed| self.state.address_of(failed));
+                let failed = failed.unwrap_or_default().to_owned();
+                let change = self.directive(caller, known);
+                let change = change.map(|it| change_of(it, self.revision, failed));
                 drop(reply.send(change));
             }
             Answer::Passage { caller, place, reply } => {
@@ -148,7 +155,10 @@ impl ElasticLoop {
                 let accepted = token != 0 && record.as_ref().is_some_and(|it| it.token == token);
                 drop(reply.send(Ok(Shared { record, accepted })));
             }
-            Answer::ShutDown { reply } => drop(reply.send(Ok(self.state.number()))),
+            Answer::ShutDown { reply } => {
+                let times = self.timings.rounds(steadfast_coord::now());
+                drop(reply.send(Ok(ShutDown { last: self.state.number(), times })));
+            }
         }
     }
 
@@ -185,9 +195,11 @@ impl ElasticLoop {
 }
 
 /// Converts what a member has to do into how its round changes.
-fn change(directive: Directive, revision: i64) -> Change {
+fn change_of(directive: Directive, revision: i64, failed: String) -> Change {
     let (nodes, lost) = match directive {
-        Directive::Continue { .. } => (0, String::new()),
+        Directive::Continue { .. } => {
+            return Change { nodes: 0, lost: String::new(), revision, failed };
+        }
         Directive::Join { added, lost } if lost.count == 0 => (added as i64, String::new()),
         Directive::Join { lost, .. } => (-(lost.count as i64), lost.to_string()),
         // It waits for, or is a member of, a round that it does not know of: it asks again.
@@ -196,7 +208,7 @@ fn change(directive: Directive, revision: i64) -> Change {
         | Directive::WaitForPlace { .. }
         | Directive::TooFew { .. } => (1, String::new()),
     };
-    Change { nodes, lost, revision }
+    Change { nodes, lost, revision, failed: String::new() }
 }
 
 fn describe(ended: &EndedBy, round: Round) -> String {

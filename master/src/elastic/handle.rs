@@ -11,6 +11,8 @@ use steadfast_common::rendezvous::{RoundRecord, Runner, SharedRecord};
 use steadfast_master_core::rendezvous::{Caller, Directive, JoinTerms, Place, Refusal};
 use tokio::sync::{mpsc, oneshot, watch};
 
+use super::timings::RoundTimes;
+
 /// The sender of an answer. The caller may no longer wait for it.
 pub type Reply<T> = oneshot::Sender<Result<T, ElasticError>>;
 
@@ -30,6 +32,8 @@ pub enum Event {
         caller: Caller,
         known: Round,
         report: Option<NodeReport>,
+        /// The last round in which a worker of the node has failed.
+        failed: Round,
         reply: Reply<Change>,
     },
     Enter {
@@ -66,8 +70,17 @@ pub enum Event {
     ShutDown {
         outcome: JobOutcome,
         reason: String,
-        reply: Reply<Round>,
+        reply: Reply<ShutDown>,
     },
+}
+
+/// What a job was until it was shut down.
+#[derive(Clone, Debug)]
+pub struct ShutDown {
+    /// The last round.
+    pub last: Round,
+    /// Of the last rounds, the oldest first.
+    pub times: Vec<RoundTimes>,
 }
 
 /// A node that was looked up by its address.
@@ -91,6 +104,8 @@ pub struct Change {
     pub lost: String,
     /// When nodes last joined or were removed.
     pub revision: i64,
+    /// Address of another member, a worker of which has failed in the round; empty if there is none.
+    pub failed: String,
 }
 
 /// The state of a barrier for one of its members.

@@ -6,12 +6,14 @@
 
 mod agents;
 mod answers;
+mod failed;
 pub(crate) mod handle;
 mod launch;
 pub(crate) mod polled;
 pub(crate) mod service;
 mod status;
 mod stored;
+mod timings;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -32,10 +34,12 @@ use tracing::info;
 
 use self::agents::Agents;
 use self::answers::Answer;
+use self::failed::Failed;
 use self::handle::{ElasticHandle, Event};
 use self::launch::Launch;
-use self::status::Timeline;
+use self::status::{RestartsOfGone, Timeline};
 pub use self::stored::stored_elastic_status;
+use self::timings::Timings;
 use crate::event_loop::committer::{Committer, Proposal};
 
 /// Capacity of the event queue; callers wait while it is full.
@@ -69,6 +73,7 @@ pub(crate) struct ElasticLoop {
     /// What is committed.
     state: Rendezvous,
     timers: Timers,
+    timings: Timings,
     /// The revision at which nodes last joined or were removed. A new master begins with a later one.
     revision: i64,
     agents: Agents,
@@ -80,8 +85,8 @@ pub(crate) struct ElasticLoop {
     left_over: Option<Event>,
     /// What agents reported last; not durable.
     reports: BTreeMap<NodeId, NodeReport>,
-    /// Restarts that nodes reported which are gone, unless there were none.
-    restarts_of_gone: BTreeMap<NodeId, u32>,
+    restarts_of_gone: RestartsOfGone,
+    failed: Failed,
     view: View,
     rounds: watch::Sender<u64>,
     barriers: watch::Sender<u64>,
@@ -117,6 +122,7 @@ impl ElasticLoop {
             committer,
             state,
             timers: Timers::default(),
+            timings: Timings::default(),
             revision: agents.revision(),
             agents,
             launch,
@@ -124,7 +130,8 @@ impl ElasticLoop {
             inbox,
             left_over: None,
             reports: BTreeMap::new(),
-            restarts_of_gone: BTreeMap::new(),
+            restarts_of_gone: RestartsOfGone::default(),
+            failed: Failed::default(),
             view: View::default(),
             rounds,
             barriers,
@@ -133,6 +140,7 @@ impl ElasticLoop {
             address: own_address.to_owned(),
         };
         event_loop.timers.follow(now(), &event_loop.state, &settings);
+        event_loop.timings.follow(&event_loop.state, now());
         event_loop.follow_members();
         event_loop.show();
         let handle = ElasticHandle {
@@ -234,6 +242,7 @@ impl ElasticLoop {
         let revision = self.committer.commit(proposal).await.map_err(after_acting)?;
         self.state = state;
         self.timers.follow(now(), &self.state, &self.settings);
+        self.timings.follow(&self.state, now());
         if let Some(revision) = revision.filter(|_| facts.iter().any(changes_nodes)) {
             self.revision = revision;
         }
@@ -248,13 +257,18 @@ impl ElasticLoop {
         if facts.iter().any(|fact| matches!(fact, Fact::Released { .. })) {
             self.barriers.send_modify(|changes| *changes += 1);
         }
+        if facts.iter().any(|fact| matches!(fact, Fact::Formed(_))) {
+            // Members that are told of a round find it in the status.
+            self.show();
+        }
         self.wake_if_changed();
         Ok(answers)
     }
 
     /// Wakes the requests that wait, if their answers may have changed.
     fn wake_if_changed(&mut self) {
-        let view = View::of(&self.state, &self.settings, &self.timers, now());
+        let failed = self.failed.count(self.state.number());
+        let view = View { failed, ..View::of(&self.state, &self.settings, &self.timers, now()) };
         if self.view != view {
             self.view = view;
             self.rounds.send_modify(|changes| *changes += 1);
@@ -282,6 +296,8 @@ struct View {
     is_growing: bool,
     has_given_up: bool,
     is_over: bool,
+    /// Members whose workers have failed.
+    failed: usize,
 }
 
 impl View {
@@ -292,6 +308,7 @@ impl View {
             is_growing: state.is_growing(settings, timers, now),
             has_given_up: state.has_given_up(settings, timers, now),
             is_over: state.result().is_some(),
+            failed: 0,
         }
     }
 }

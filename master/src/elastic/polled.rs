@@ -47,17 +47,19 @@ pub(crate) struct Polled {
     pub informed: Informed,
 }
 
-/// The nodes that have received the answer for a round: they have called something else in it. Cheap to clone.
+/// The members of a round that have received the answer for it: they have called something else in it. At most as many
+/// as the round has members. A new master knows none until it calls again. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Informed(Arc<Mutex<(Round, BTreeSet<String>)>>);
 
 impl Informed {
-    fn note(&self, round: Round, address: &str) {
+    fn note(&self, round: &RoundRecord, address: &str) {
         let mut informed = self.lock();
-        if informed.0 != round {
-            *informed = (round, BTreeSet::new());
+        if informed.0 != round.round {
+            *informed = (round.round, BTreeSet::new());
         }
-        if !informed.1.contains(address) {
+        let is_member = |address| round.members.iter().any(|member| member.address == address);
+        if !informed.1.contains(address) && is_member(address) {
             informed.1.insert(address.to_owned());
         }
     }
@@ -123,7 +125,9 @@ impl Polled {
     pub(super) async fn waiting_nodes(&self, address: &str) -> Result<i64, Status> {
         let known = self.alive(address).await?;
         let waiting_nodes = known.waiting_nodes.ok_or_else(|| unknown(address))?;
-        self.informed.note(number_of(&known), address);
+        if let Some(round) = &known.round {
+            self.informed.note(round, address);
+        }
         Ok(waiting_nodes)
     }
 
@@ -144,7 +148,7 @@ impl Polled {
         }
         let known = self.alive(address).await?;
         let round = known.round.clone().ok_or_else(|| unknown(address))?;
-        self.informed.note(round.round, address);
+        self.informed.note(&round, address);
         let end = limit.map(|limit| Instant::now() + limit);
         let place = self.place(&round, tag, phase).await?;
         let mut caller: Caller = known.caller;

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use prost::Message;
 use steadfast_common::elastic_status::{ElasticStatus, NodeReport};
 use steadfast_common::error::ErrorKind;
-use steadfast_common::ids::{Incarnation, NodeId, Phase, Round};
+use steadfast_common::ids::{Incarnation, Millis, NodeId, Phase, Round};
 use steadfast_common::records::JobOutcome;
 use steadfast_common::rendezvous::RoundRecord;
 use steadfast_host::time::{Instant, timeout};
@@ -28,8 +28,9 @@ use steadfast_proto::v1::{
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
-use super::handle::{Change, ElasticError, ElasticHandle, Event, Passage, Reply};
+use super::handle::{Change, ElasticError, ElasticHandle, Event, Passage, Reply, ShutDown};
 use super::polled::{self, Polled};
+use super::timings::RoundTimes;
 
 /// Maximum time that a call may block. Callers repeat it.
 const WAIT_MAX: Duration = Duration::from_secs(10);
@@ -135,6 +136,15 @@ fn node_report(round: Round, report: v1::NodeReport) -> NodeReport {
         changes: report.changes,
         state: text(report.state),
         last_exit: text(report.last_exit),
+    }
+}
+
+fn round_times(times: RoundTimes) -> v1::RoundTimes {
+    let seconds = |time: Millis| Duration::from_millis(time.0).as_secs_f64();
+    v1::RoundTimes {
+        round: times.round.0,
+        rendezvous_seconds: seconds(times.rendezvous),
+        running_seconds: seconds(times.running),
     }
 }
 
@@ -322,8 +332,10 @@ impl Elastic for Service {
             (false, reason) => (JobOutcome::Failed, reason),
         };
         let event = |reply| Event::ShutDown { outcome, reason, reply };
-        let rounds = self.handle()?.ask(event).await.map_err(|error| reject(&error))?;
-        Ok(Response::new(ShutDownReply { rounds: rounds.0 }))
+        let ShutDown { last, times } =
+            self.handle()?.ask(event).await.map_err(|error| reject(&error))?;
+        let times = times.into_iter().map(round_times).collect();
+        Ok(Response::new(ShutDownReply { rounds: last.0, times }))
     }
 
     async fn announce(
@@ -347,13 +359,14 @@ impl Elastic for Service {
     async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<WatchReply>, Status> {
         let WatchRequest { node, round, wait_ms, known_change, report } = request.into_inner();
         let (caller, known, handle) = (caller(node)?, Round(round), self.handle()?);
+        let failed = Round(report.as_ref().map_or(0, |report| report.failed_round));
         let mut report = report.map(|report| node_report(known, report));
-        let event = |reply| Event::Watch { caller, known, report: report.take(), reply };
-        let is_final = |change: &Change| change.nodes != known_change;
+        let event = |reply| Event::Watch { caller, known, report: report.take(), failed, reply };
+        let is_final = |change: &Change| change.nodes != known_change || !change.failed.is_empty();
         let rounds = handle.rounds.clone();
         let change = ask_until(&handle, rounds, wait(wait_ms), event, is_final).await;
-        let Change { nodes, lost, revision } = change.map_err(|error| reject(&error))?;
-        Ok(Response::new(WatchReply { change: nodes, lost, revision }))
+        let Change { nodes, lost, revision, failed } = change.map_err(|error| reject(&error))?;
+        Ok(Response::new(WatchReply { change: nodes, lost, revision, failed }))
     }
 
     async fn give_up(

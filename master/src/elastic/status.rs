@@ -1,6 +1,6 @@
 //! The status of an elastic job, and its timeline in one term.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use steadfast_common::elastic::ElasticKind;
@@ -13,7 +13,7 @@ use steadfast_common::rendezvous::AgentRecord;
 use steadfast_common::status::{MasterStatus, TimelineEvent};
 use steadfast_coord::now;
 use steadfast_host::time::unix_ms;
-use steadfast_master_core::rendezvous::{Fact, Rendezvous, Settings, Timers};
+use steadfast_master_core::rendezvous::{Fact, KNOWN_MAX, Rendezvous, Settings, Timers};
 
 use super::ElasticLoop;
 
@@ -22,6 +22,37 @@ const EVENTS_MAX: usize = 200;
 
 /// Maximum number of failures of workers that are kept.
 const EXITS_MAX: usize = 8;
+
+/// Restarts that nodes have reported which are gone, unless there were none. Of the nodes of long ago only the sum
+/// is kept, so one that comes back counts twice.
+#[derive(Debug, Default)]
+pub(super) struct RestartsOfGone {
+    nodes: BTreeMap<NodeId, u32>,
+    order: VecDeque<NodeId>,
+    of_others: u64,
+}
+
+impl RestartsOfGone {
+    fn add(&mut self, node: NodeId, restarts: u32) {
+        if self.nodes.insert(node, restarts).is_none() {
+            self.order.push_back(node);
+        }
+        if KNOWN_MAX < self.order.len() {
+            let oldest = self.order.pop_front().and_then(|oldest| self.nodes.remove(&oldest));
+            self.of_others += u64::from(oldest.unwrap_or(0));
+        }
+    }
+
+    fn remove(&mut self, node: NodeId) {
+        if self.nodes.remove(&node).is_some() {
+            self.order.retain(|other| *other != node);
+        }
+    }
+
+    fn sum(&self) -> u64 {
+        self.of_others + self.nodes.values().copied().map(u64::from).sum::<u64>()
+    }
+}
 
 /// Events of one term.
 #[derive(Debug)]
@@ -155,7 +186,7 @@ impl ElasticLoop {
         let (address, epoch) = (self.address.clone(), self.timeline.epoch);
         status.master = Some(MasterStatus { address, epoch });
         status.launcher = self.launch.status();
-        status.restarts_of_gone = self.restarts_of_gone.values().copied().map(u64::from).sum();
+        status.restarts_of_gone = self.restarts_of_gone.sum();
         status.exits = self.timeline.exits.iter().cloned().collect();
         status.events = self.timeline.events.iter().cloned().collect();
         self.status.send_replace(Arc::new(status));
@@ -176,7 +207,7 @@ impl ElasticLoop {
     pub(super) fn forget_report(&mut self, node: NodeId) {
         let restarts = self.reports.remove(&node).map(|report| report.restarts);
         if let Some(restarts) = restarts.filter(|restarts| 0 < *restarts) {
-            self.restarts_of_gone.insert(node, restarts);
+            self.restarts_of_gone.add(node, restarts);
         }
     }
 
@@ -188,7 +219,23 @@ impl ElasticLoop {
             let address = self.agents.address(node).unwrap_or("a node");
             self.timeline.note_exit(format!("{address}: {}", report.last_exit));
         }
-        self.restarts_of_gone.remove(&node);
+        self.restarts_of_gone.remove(node);
         self.reports.insert(node, report);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The restarts of any number of nodes that come and go take a bounded memory, and none is forgotten.
+    #[test]
+    fn restarts_of_nodes_that_are_gone_are_summed_up() {
+        let node = |index: usize| NodeId(uuid::Uuid::from_u128(index as u128));
+        let mut gone = RestartsOfGone::default();
+        (0..2 * KNOWN_MAX).for_each(|index| gone.add(node(index), 2));
+        assert_eq!((gone.sum(), gone.nodes.len()), (4 * KNOWN_MAX as u64, KNOWN_MAX));
+        gone.remove(node(2 * KNOWN_MAX - 1));
+        assert_eq!((gone.sum(), gone.order.len()), (4 * KNOWN_MAX as u64 - 2, KNOWN_MAX - 1));
     }
 }

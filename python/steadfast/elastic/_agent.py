@@ -66,6 +66,12 @@ class Agent(Protocol):
             TimeoutError: No later round was formed in time; names who is waited for.
         """
 
+    def is_over(self, round: int) -> bool:
+        """Returns whether a member of a round was added or lost, or a worker of one has failed.
+
+        Waits until that is certain, as it is after the time to live of a lease at the latest, if a master acts.
+        """
+
     def put_commit(self, number: int, parts: Sequence[Buffer]) -> None:
         """Keeps a commit in the memory of the agent, in place of the one before."""
 
@@ -94,6 +100,10 @@ class SoloAgent:
         """Forms a round of this worker at once."""
         self._round = after + 1
         return self.assignment()
+
+    def is_over(self, round: int) -> bool:
+        """Returns that it is not."""
+        return False
 
     def put_commit(self, number: int, parts: Sequence[Buffer]) -> None:
         """Does nothing: nothing outlives the process."""

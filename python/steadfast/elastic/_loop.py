@@ -18,9 +18,6 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _LOG = logging.getLogger("steadfast.elastic")
 
-_LOSS_SECONDS = 3.0
-"""How long the agent may take to learn that a worker was lost, after the operations of others have failed."""
-
 
 @overload
 def run(function: Function) -> Function: ...
@@ -58,7 +55,7 @@ def run(
     have the same state, and again after each change: it continues from the state, wherever that is.
 
     - A worker fails: the others go back to the last commit and form a group without it. A ``RuntimeError``
-      is taken for the loss of another worker only if the agent learns of one within some seconds.
+      is taken for the loss of another worker only if the agents know of one.
     - Members are added or removed: all leave the function at the same :meth:`State.commit` or
       :meth:`State.check_host_updates`, lose no work, and form a new group.
 
@@ -161,7 +158,7 @@ def _check_failure(current: Membership, error: Exception) -> None:
         if not may_be_collective(error):
             raise error
         _LOG.warning("round %d failed; was another worker lost?", number, exc_info=error)
-        if not current.is_over(_LOSS_SECONDS):
+        if not current.is_over():
             _LOG.warning("round %d goes on: the error is one of the program", number)
             raise error
         return

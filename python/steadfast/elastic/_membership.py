@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextvars
 import sys
-import time
 from typing import Callable, Optional
 
 from ._agent import ADDED, REMOVED, Agent, Assignment, agent
@@ -15,8 +14,6 @@ from .errors import HostsUpdatedInterrupt
 __all__ = ["Membership", "assignment", "group", "membership"]
 
 Connect = Callable[[Assignment], Group]
-
-_POLL_SECONDS = 0.02
 
 
 class Membership:
@@ -61,14 +58,9 @@ class Membership:
         self.close()
         self.assignment = self.agent.next_round(self.assignment.round, timeout)
 
-    def is_over(self, seconds: float) -> bool:
-        """Returns whether members of the round were added or lost; waits at most so long for that."""
-        deadline = time.monotonic() + seconds
-        while not self._has_changed():
-            if deadline <= time.monotonic():
-                return False
-            time.sleep(_POLL_SECONDS)
-        return True
+    def is_over(self) -> bool:
+        """Returns whether members of the round were added or lost; waits until that is certain."""
+        return self.agent.is_over(self.assignment.round)
 
     def _has_changed(self) -> bool:
         return self.agent.changes(self._revision)[1] != 0

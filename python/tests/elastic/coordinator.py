@@ -148,6 +148,9 @@ class MemberAgent:
     def next_round(self, after: int, timeout: Optional[float]) -> Assignment:
         return self._coordinator.next_round(self._member, after, timeout)
 
+    def is_over(self, round: int) -> bool:
+        return self.changes(0)[1] != 0
+
     def put_commit(self, number: int, parts: Sequence[Any]) -> None:
         self._coordinator.put_commit(self._member, number, b"".join(parts))
 
@@ -218,6 +221,9 @@ class RemoteAgent:
 
     def next_round(self, after: int, timeout: Optional[float]) -> Assignment:
         return Assignment(*self._ask("next_round", self._member, after, timeout))
+
+    def is_over(self, round: int) -> bool:
+        return self.changes(0)[1] != 0
 
     def put_commit(self, number: int, parts: Sequence[Any]) -> None:
         self._ask("put_commit", self._member, number, base64.b64encode(b"".join(parts)).decode())

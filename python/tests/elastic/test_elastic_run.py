@@ -129,6 +129,9 @@ class Changing(elastic.SoloAgent):
     def changes(self, since):
         return len(self.bits), functools.reduce(operator.or_, self.bits[since:], 0)
 
+    def is_over(self, round):
+        return bool(self.bits)
+
 
 def test_the_state_is_not_sent_if_members_were_only_removed():
     """S001-31, S001-39: nothing is sent and nothing is lost."""

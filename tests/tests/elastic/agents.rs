@@ -49,7 +49,7 @@ fn nodes_come_and_go_and_the_oldest_has_rank_0() {
     });
 }
 
-/// S003-25, S003-27: a worker that fails is restarted until no restart is left; then the agent fails.
+/// S003-25: a worker that fails is restarted until no restart is left; then the agent fails.
 #[test]
 fn a_worker_that_fails_is_restarted_until_no_restart_is_left() {
     let scene = Scene::new();

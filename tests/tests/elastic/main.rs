@@ -5,6 +5,7 @@ mod agents;
 mod bad_input;
 mod job;
 mod operators;
+mod played;
 mod ranks;
 mod service;
 mod signals;

@@ -66,7 +66,7 @@ fn id_of(status: &Value, rank: u64) -> String {
     node["node"].as_str().expect("it has an id").to_owned()
 }
 
-/// S003-7, S003-9: who is waited for is named, whatever a round waits for; members are listed by rank with what
+/// Who is waited for is named, whatever a round waits for; members are listed by rank with what
 /// their workers do, and failures with their reason.
 #[test]
 fn status_and_why_name_the_nodes_and_who_is_waited_for() {

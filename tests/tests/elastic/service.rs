@@ -269,15 +269,21 @@ fn barrier_fail() {
     });
 }
 
-/// S003-7: after the job was shut down, the server says so until it ends.
+/// S003-7: the answer to a shutdown has the times of the rounds; afterwards the server says so until it ends.
 #[test]
 fn a_job_that_was_shut_down_accepts_no_more_calls() {
     with_job("1:1", async |job| {
         let caller = Caller::new(job, "a:1").await;
         caller.cluster().await.unwrap();
+        tokio::time::sleep(Duration::from_millis(300)).await;
         let request = ShutDownRequest { reason: "enough".to_owned(), success: false };
         let reply = caller.client.clone().shut_down(request).await.unwrap().into_inner();
         assert_eq!(reply.rounds, 1);
+        let [times] = &reply.times[..] else { panic!("{:?}", reply.times) };
+        assert_eq!(times.round, 1);
+        let limit = LIMIT.as_secs_f64();
+        assert!(0.0 <= times.rendezvous_seconds && times.rendezvous_seconds < limit, "{times:?}");
+        assert!(0.3 <= times.running_seconds && times.running_seconds < limit, "{times:?}");
         let status = caller.waiting().await.unwrap_err();
         let is_gone = status.code() == Code::Unavailable;
         assert!(is_gone || status.message().contains("Server has shutdown"), "{status:?}");

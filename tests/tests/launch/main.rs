@@ -163,7 +163,7 @@ fn bad_usage_is_refused_with_one_clear_message() {
     }
 }
 
-/// S001-2, S001-3: the first failure is fatal; S001-6: a script that hangs is killed with its children.
+/// S001-2, S001-3: the first failure is fatal; a script that hangs is killed with its children.
 #[test]
 fn the_first_discovery_must_succeed() {
     let site = Site::new();
@@ -183,7 +183,7 @@ fn the_first_discovery_must_succeed() {
     }
 }
 
-/// S001-3: later failures are warnings, until the timeout; S001-4: an empty list is no failure.
+/// S001-3: later failures are warnings, until the timeout.
 #[test]
 fn later_failures_of_discovery_are_warnings_until_the_timeout() {
     let site = Site::new();

@@ -73,7 +73,7 @@ pub enum Exited {
 /// Why a round is over for a node.
 #[derive(Debug)]
 pub enum RoundOver {
-    /// Nodes wait to be added, or were lost.
+    /// Nodes wait to be added, or were lost, or a worker of another node has failed.
     Changed(Change),
     /// This node's registration was lost: it registers again.
     Unregistered,
@@ -367,7 +367,7 @@ pub async fn until_over(
 ) -> RoundOver {
     loop {
         match session.watch(round, 0, Some(report()), interval).await {
-            Ok(Change { nodes: 0, .. }) => {}
+            Ok(Change { nodes: 0, failed, .. }) if failed.is_empty() => {}
             Ok(change) => return RoundOver::Changed(change),
             Err(NodeError::Unregistered) => return RoundOver::Unregistered,
             Err(NodeError::JobEnded) => return RoundOver::JobEnded,

@@ -17,7 +17,8 @@ use steadfast_net::{Channel, TlsIdentity};
 use steadfast_proto::v1::elastic_client::ElasticClient;
 use steadfast_proto::v1::{
     AnnounceRequest, ElasticRound, EnterRequest, Entries, GiveUpRequest, JoinRequest, Node,
-    NodeReport, ShareStateRequest, ShutDownRequest, WatchRequest, enter_reply, join_reply,
+    NodeReport, ShareStateRequest, ShutDownRequest, WatchReply, WatchRequest, enter_reply,
+    join_reply,
 };
 use tonic::{Response, Status};
 
@@ -85,6 +86,8 @@ pub struct Change {
     pub lost: String,
     /// Grows with each change of the nodes, and is the same for all of them.
     pub revision: i64,
+    /// Address of another member, a worker of which has failed in the round; empty if there is none.
+    pub failed: String,
 }
 
 /// Why a call failed.
@@ -239,7 +242,8 @@ impl NodeSession {
                 async move { ElasticClient::new(channel).watch(request).await }
             })
             .await?;
-        Ok(Change { nodes: reply.change, lost: reply.lost, revision: reply.revision })
+        let WatchReply { change, lost, revision, failed } = reply;
+        Ok(Change { nodes: change, lost, revision, failed })
     }
 
     /// Enters a barrier of a round, and waits some seconds for it. `phase` counts how often the node passed

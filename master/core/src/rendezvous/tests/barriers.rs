@@ -1,5 +1,7 @@
 //! Barriers and synchronized values.
 
+use steadfast_common::rendezvous::EXIT_TAG;
+
 use super::*;
 
 /// S003-5: a barrier is released when every member has entered, and not before; entering twice counts once.
@@ -70,6 +72,28 @@ fn the_death_of_a_member_ends_a_barrier_with_its_name() {
         assert!(matches!(master.barrier(0, &done), Outcome::Released(_)));
         master.fail_over();
     }
+}
+
+/// S003-5: a member that was lost after its success disturbs no round, but it cannot enter a barrier any more: the
+/// barriers that it has not entered end with its name, and others are released without it.
+#[test]
+fn a_barrier_ends_that_a_member_lost_after_its_success_has_not_entered() {
+    let mut master = Master::with_round(3, 2, 3);
+    let (entered, missed) = (place(1, "entered", 0), place(1, "missed", 0));
+    master.enter(0, &entered, b"").unwrap();
+    master.enter(1, &missed, b"").unwrap();
+    master.enter(0, &place(1, EXIT_TAG, 0), b"").unwrap();
+    assert_eq!(master.barrier(1, &missed), Outcome::Waiting { entered: 1, members: 3 });
+    master.lose(0);
+    for _ in 0..2 {
+        let Outcome::Ended(EndedBy::Lost(names)) = master.barrier(1, &missed) else {
+            panic!("{:?}", master.barrier(1, &missed));
+        };
+        assert_eq!(addresses(&names), [address(0)]);
+        master.fail_over();
+    }
+    (1..3).for_each(|node| master.enter(node, &entered, b"").unwrap());
+    (1..3).for_each(|node| assert!(matches!(master.barrier(node, &entered), Outcome::Released(_))));
 }
 
 /// S003-5: a member that joins the next round, and the next round itself, end the barriers.

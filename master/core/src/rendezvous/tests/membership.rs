@@ -126,7 +126,7 @@ fn an_invalid_registration_is_refused() {
     assert_eq!(many, "the node has 4097 slots; 1 to 4096 are allowed");
 }
 
-/// S003-9: whatever a round waits for, the nodes that block it are named.
+/// Whatever a round waits for, the nodes that block it are named.
 #[test]
 fn the_nodes_that_are_waited_for_are_named() {
     let awaited = |master: &Master| {
