@@ -124,7 +124,9 @@ fn a_failure_between_rounds_counts_when_it_happens() {
     job.until_running(2);
     // The other node stays in the round, so the next one is not formed.
     let _stays = Played::of(&b, 0);
-    Played::of(&a, 0).leave(1);
+    // A worker that closes its connection does not wait for the next round any more.
+    let waits = Played::of(&a, 0);
+    waits.leave(1);
     job.until("one node waits", |status| status["state"] == "gathering");
     tell(&scene, "a-ends", "7");
     let ended = a.end(LIMIT);
