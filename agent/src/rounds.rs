@@ -260,13 +260,13 @@ impl Agent<'_> {
             if drain_by.is_some() && runs && workers.running.iter().all(is_ready) {
                 return RoundEnd::Interrupted;
             }
-            if leave_by.is_some() && workers.running.iter().all(is_ready) {
-                return if workers.running.is_empty() { RoundEnd::Restart } else { RoundEnd::Stay };
-            }
             if leave_by.is_none() && drain_by.is_none() && !ready.is_empty() {
                 info!(round = round.0, "a worker left the round");
                 workers.past.left += 1;
                 leave_by = Some(Instant::now() + self.args.reset_timeout);
+            }
+            if leave_by.is_some() && workers.running.iter().all(is_ready) {
+                return if workers.running.is_empty() { RoundEnd::Restart } else { RoundEnd::Stay };
             }
             let deadline = leave_by.unwrap_or_else(|| Instant::now() + NEVER);
             tokio::select! {
