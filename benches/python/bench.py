@@ -89,7 +89,7 @@ def replica(rank: int, size: str, port: int, file: str) -> None:
 
 
 def theirs(size: str, directory: pathlib.Path) -> float:
-    port = int(recovery.free_address().rpartition(":")[2])
+    port = recovery.free_port()
     file = directory / "ddp"
     torch.multiprocessing.spawn(replica, (size, port, str(file)), nprocs=TRAINERS)
     return float(file.read_text())

@@ -18,7 +18,8 @@ HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT / "python" / "tests" / "elastic"))
 
-from nodes import Process, free_address  # noqa: E402
+from coordinator import free_port  # noqa: E402
+from nodes import Process  # noqa: E402
 
 WORKERS = 3
 """Each on a node of its own, except with dlrover-run."""
@@ -82,7 +83,7 @@ def kill(pids: List[int]) -> None:
 
 
 def steadfast(job: Job, mode: str) -> None:
-    at, flags = free_address(), ["--rdzv-id", "bench", "--nnodes", f"2:{WORKERS}"]
+    at, flags = f"127.0.0.1:{free_port()}", ["--rdzv-id", "bench", "--nnodes", f"2:{WORKERS}"]
     job.servers.append(job.start("rendezvous", ["steadfast", "rendezvous", *flags, "--listen", at]))
     for number in range(WORKERS):
         agent = ["steadfast", "run", *flags, "--rdzv-endpoint", at, "--", sys.executable, PROGRAM, mode]
@@ -90,7 +91,7 @@ def steadfast(job: Job, mode: str) -> None:
 
 
 def torchrun(job: Job) -> None:
-    at = free_address()
+    at = f"127.0.0.1:{free_port()}"
     for number in range(WORKERS):
         agent = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=c10d", "--rdzv-id=bench"]
         agent += [f"--rdzv-endpoint={at}", f"--nnodes=2:{WORKERS}", "--max-restarts=9", PROGRAM, "restart"]

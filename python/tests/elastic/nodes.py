@@ -11,11 +11,12 @@ import json
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import time
 import uuid
 from typing import Any, Callable
+
+from coordinator import free_port
 
 WAIT_SECONDS = 120
 END_SECONDS = 10
@@ -94,7 +95,7 @@ class Nodes:
 
     def __init__(self, nodes_min: int, nodes_max: int, logs: pathlib.Path):
         self._logs = logs
-        rendezvous, self._admin = free_address(), free_address()
+        rendezvous, self._admin = (f"127.0.0.1:{free_port()}" for _ in range(2))
         self._flags = ["--rdzv-id", f"test-{uuid.uuid4().hex[:8]}", "--nnodes", f"{nodes_min}:{nodes_max}"]
         listen = ["--listen", rendezvous, "--admin-listen", self._admin, "--last-call", "1s"]
         self._rendezvous = Process(
@@ -184,9 +185,3 @@ class Nodes:
         return "\n".join(
             f"{it.log}:\n{it.log.read_text(errors='replace')[-4000:]}" for it in self._processes
         )
-
-
-def free_address() -> str:
-    """An address of the loopback that nothing listens at."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"127.0.0.1:{server.getsockname()[1]}"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import socket
 import time
 from typing import Any, Iterator
 
 import pytest
+from coordinator import free_port
 
 import steadfast
 from steadfast import elastic
@@ -122,11 +122,6 @@ def test_a_group_that_was_not_formed_does_not_count(monkeypatch):
             et.ProcessGroup(place, form_timeout=0.2)
     elastic.group()
     assert torch.distributed.distributed_c10d._world.group_count == 1
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 @pytest.mark.parametrize("rank, reason", [(0, "not all of 2 workers"), (1, "rank 0 does not serve")])
