@@ -31,8 +31,14 @@ impl Deadlines {
         let pending: BTreeMap<Attempt, TaskId> =
             ledger.pending().map(|(task, attempt, _)| (attempt, task)).collect();
         self.due.retain(|(_, attempt, _)| pending.contains_key(attempt));
-        let ended = self.began.extract_if(.., |attempt, _| !pending.contains_key(attempt));
-        self.durations.extend(ended.map(|(_, began)| now.0.saturating_sub(began.0)));
+        let Self { began, durations, .. } = self;
+        began.retain(|attempt, began| {
+            let is_pending = pending.contains_key(attempt);
+            if !is_pending {
+                durations.push_back(now.0.saturating_sub(began.0));
+            }
+            is_pending
+        });
         self.durations.drain(..self.durations.len().saturating_sub(DURATIONS_MAX));
         for (attempt, task) in pending {
             self.began.entry(attempt).or_insert_with(|| {

@@ -103,27 +103,25 @@ async fn a_job_reads_the_same_records_in_the_same_order_from_a_converted_dataset
     let directory = Directory::new();
     directory.write("base.jsonl", &records());
     let base = format!("{}/base.jsonl", directory.path());
-    let held = |format: usize| {
-        let names = TYPES.iter().map(|(name, _)| *name);
-        names.filter(|name| !FORMATS[format].1.contains(name)).collect::<Vec<_>>()
-    };
-    for from in 0..FORMATS.len() {
-        let source = of_columns(DataFormat::Jsonl, &base, &held(from));
-        let first = target(&directory, &format!("{from}"), FORMATS[from].0, 3);
+    let names = || TYPES.iter().map(|(name, _)| *name);
+    for (from, (source_format, without)) in FORMATS.iter().enumerate() {
+        let held: Vec<&str> = names().filter(|name| !without.contains(name)).collect();
+        let source = of_columns(DataFormat::Jsonl, &base, &held);
+        let first = target(&directory, &format!("{from}"), *source_format, 3);
         let written = convert(&source, &first).await.unwrap();
         assert_eq!((written.files.len(), written.records), (3, 500));
-        for to in 0..FORMATS.len() {
-            let mut names = held(from);
-            names.retain(|name| held(to).contains(name));
+        for (to, (target_format, without)) in FORMATS.iter().enumerate() {
+            let mut names = held.clone();
+            names.retain(|name| !without.contains(name));
             let files = format!("{}/{from}/*", directory.path());
-            let second = target(&directory, &format!("{from}-{to}"), FORMATS[to].0, 2);
-            convert(&of_columns(FORMATS[from].0, &files, &names), &second).await.unwrap();
+            let second = target(&directory, &format!("{from}-{to}"), *target_format, 2);
+            convert(&of_columns(*source_format, &files, &names), &second).await.unwrap();
             let files = format!("{}/{from}-{to}/*", directory.path());
-            let found = all(&of_columns(FORMATS[to].0, &files, &names)).await.unwrap();
+            let found = all(&of_columns(*target_format, &files, &names)).await.unwrap();
             let expected = all(&of_columns(DataFormat::Jsonl, &base, &names)).await.unwrap();
             // As text, because -0.0 equals 0.0.
             for (found, expected) in found.columns.iter().zip(&expected.columns) {
-                let pair = (FORMATS[from].0, FORMATS[to].0);
+                let pair = (source_format, target_format);
                 assert_eq!(format!("{found:?}"), format!("{expected:?}"), "{pair:?}");
             }
         }
