@@ -15,6 +15,8 @@ from steadfast.elastic import Assignment
 
 REMOVED, ADDED = 1, 2
 
+LEASE_SECONDS = 3.0
+
 
 _PORTS = random.sample(range(10_000, 20_000), 5_000)
 """Ports that the kernel gives to no outgoing connection, as a rule, in the order in which they are tried."""
@@ -93,6 +95,13 @@ class Coordinator:
                 bits |= change
             return len(self._changes), bits
 
+    def is_over(self, round: int) -> bool:
+        """Waits as long as an agent does for the end of a lease."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: self._round != round or self._formed_at < len(self._changes), LEASE_SECONDS
+            )
+
     def next_round(self, member: str, after: int, timeout: Optional[float]) -> Assignment:
         with self._changed:
             if self._round <= after:
@@ -157,7 +166,7 @@ class MemberAgent:
         return self._coordinator.next_round(self._member, after, timeout)
 
     def is_over(self, round: int) -> bool:
-        return self.changes(0)[1] != 0
+        return self._coordinator.is_over(round)
 
     def put_commit(self, number: int, parts: Sequence[Any]) -> None:
         self._coordinator.put_commit(self._member, number, b"".join(parts))
@@ -231,7 +240,7 @@ class RemoteAgent:
         return Assignment(*self._ask("next_round", self._member, after, timeout))
 
     def is_over(self, round: int) -> bool:
-        return self.changes(0)[1] != 0
+        return bool(self._ask("is_over", round))
 
     def put_commit(self, number: int, parts: Sequence[Any]) -> None:
         self._ask("put_commit", self._member, number, base64.b64encode(b"".join(parts)).decode())
