@@ -343,7 +343,7 @@ impl Ledger {
         let (task, attempt) = (report.task(), report.attempt());
         let Some(held) = self.pending.get(task) else { return Vec::new() };
         let is_current = held.attempt == attempt && held.trainer == trainer;
-        // All records of the task were applied, whoever computed them.
+        // All records of the task were applied, by either attempt.
         let is_backed_up =
             matches!(report, Report::Finished { .. }) && held.backs_up == Some(attempt);
         if !is_current && !is_backed_up {

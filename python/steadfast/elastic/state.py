@@ -180,7 +180,7 @@ class ObjectState(State):
         # The maximum finds the newest commit and the lowest rank that has it.
         (newest,) = current.group.max([self._number * world_size + world_size - 1 - rank])
         if newest < world_size and self._path is not None:
-            # Nobody has a commit. All workers know that, so all of them look for files.
+            # No worker has a commit. All of them know that, so all look for files.
             stored = _file.number_of(self._path)
             (newest,) = current.group.max([stored * world_size + world_size - 1 - rank])
             if newest >= world_size and world_size - 1 - newest % world_size == rank:
