@@ -16,7 +16,7 @@ use crate::format;
 use crate::plan::plan;
 use crate::read::read;
 
-/// What to do if a file to write exists.
+/// Says whether a file that exists is replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IfThere {
     Fail,
@@ -35,7 +35,7 @@ pub struct Target {
     pub if_there: IfThere,
 }
 
-/// What was written.
+/// The files that a conversion has written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Converted {
     /// URLs, in order.

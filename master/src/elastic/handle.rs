@@ -74,12 +74,12 @@ pub enum Event {
     },
 }
 
-/// What a job was until it was shut down.
+/// The rounds of a job until it was shut down.
 #[derive(Clone, Debug)]
 pub struct ShutDown {
     /// The last round.
     pub last: Round,
-    /// Of the last rounds, the oldest first.
+    /// The times of the last rounds, the oldest first.
     pub times: Vec<RoundTimes>,
 }
 

@@ -1,4 +1,4 @@
-//! How long the rounds of a job took to form, and how long they ran.
+//! Measures the time that the rounds of a job took to form, and the time that they ran.
 
 use std::collections::VecDeque;
 

@@ -275,6 +275,7 @@ fn a_job_that_was_shut_down_accepts_no_more_calls() {
     with_job("1:1", async |job| {
         let caller = Caller::new(job, "a:1").await;
         caller.cluster().await.unwrap();
+        // Not a wait for a condition: the answer measures the time that passes here.
         tokio::time::sleep(Duration::from_millis(300)).await;
         let request = ShutDownRequest { reason: "enough".to_owned(), success: false };
         let reply = caller.client.clone().shut_down(request).await.unwrap().into_inner();
