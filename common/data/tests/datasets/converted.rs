@@ -180,6 +180,37 @@ async fn what_a_format_cannot_hold_is_refused_by_the_name_of_its_column() {
     ));
 }
 
+/// S004-81
+#[tokio::test]
+async fn each_type_that_a_format_cannot_hold_is_refused() {
+    let directory = Directory::new();
+    directory.write("base.jsonl", &records());
+    let base = format!("{}/base.jsonl", directory.path());
+    for (format, without) in FORMATS {
+        for name in without {
+            let source = of_columns(DataFormat::Jsonl, &base, &[*name]);
+            let error = convert(&source, &target(&directory, "to", format, 1)).await.unwrap_err();
+            assert!(
+                error.to_string().contains(&format!("column `{name}` is")),
+                "{format:?}: {error}"
+            );
+        }
+    }
+    assert!(directory_names(&directory, "to").is_empty());
+}
+
+#[tokio::test]
+async fn nothing_is_written_if_any_of_the_files_exists() {
+    let directory = Directory::new();
+    directory.write("f.csv", "x\n1\n2\n3\n");
+    let last = "data-00002-of-00003.csv";
+    directory.write(&format!("to/{last}"), "mine");
+    let source = whole(DataFormat::Csv, &format!("{}/f.csv", directory.path()));
+    let to = target(&directory, "to", DataFormat::Csv, 3);
+    assert!(matches!(convert(&source, &to).await, Err(DataError::Exists { .. })));
+    assert_eq!(directory_names(&directory, "to"), [last]);
+}
+
 #[tokio::test]
 async fn a_failure_in_the_middle_leaves_no_file() {
     let mut text = String::new();
