@@ -153,6 +153,12 @@ impl Plan {
         (plan.turns_max, plan.has_instant_turns) = (u64::MAX, true);
         plan
     }
+
+    /// Returns the simulated time at which faults have stopped, links are restored, and all processes run.
+    pub(crate) fn calm(&self) -> Duration {
+        let last = self.faults.iter().map(|(at, _)| *at).max().unwrap_or_default();
+        last + self.shape.lease_ttl * 2
+    }
 }
 
 fn shape(rng: &mut Rng, job: &Workload) -> Shape {

@@ -25,7 +25,7 @@ use crate::net::Net;
 use crate::plan::Plan;
 use crate::store::Store;
 use crate::watch::Watch;
-use crate::workload::Workload;
+use crate::workload::{ElasticJob, Workload};
 use crate::world::{Clock, Turn, World};
 
 /// How long a job may take after the last fault.
@@ -132,6 +132,8 @@ struct Run<'a> {
     observed: Arc<Mutex<Observed>>,
     manifest: Manifest,
     result: Option<ResultRecord>,
+    /// The simulated time of the result.
+    ended: Duration,
 }
 
 impl<'a> Run<'a> {
@@ -159,7 +161,8 @@ impl<'a> Run<'a> {
         });
         let (network_model, store_model) = (plan.network_model.clone(), plan.store_model.clone());
         let scene = Scene { world, net, store, etcd, cluster, network_model, store_model };
-        Self { plan, reference, scene, observed, manifest: Manifest::default(), result: None }
+        let (manifest, ended) = (Manifest::default(), Duration::ZERO);
+        Self { plan, reference, scene, observed, manifest, result: None, ended }
     }
 
     fn execute(mut self) -> Executed {
@@ -184,7 +187,7 @@ impl<'a> Run<'a> {
             let mut watch = Watch::new(&keys, checker, self.observed.clone());
             self.begin();
             broken.extend(self.go_on(&mut watch));
-            self.result = watch.result.take();
+            (self.result, self.ended) = (watch.result.take(), watch.ended);
             if broken.is_empty() {
                 broken.extend(self.end(&manifest));
             }
@@ -298,19 +301,16 @@ impl<'a> Run<'a> {
         if !self.plan.deviations.strikes.is_empty() {
             return;
         }
-        let last = self.plan.faults.iter().map(|(at, _)| *at).max().unwrap_or_default();
         let scene = self.scene.clone();
-        let calm = last + self.plan.shape.lease_ttl * 2;
-        self.scene.world.after(calm, move |_| scene.calm());
+        self.scene.world.after(self.plan.calm(), move |_| scene.calm());
     }
 
     /// Runs until the job has a result and all processes have ended.
     fn go_on(&self, watch: &mut Watch<'_>) -> Vec<String> {
         let world = self.scene.world.clone();
-        let last = self.plan.faults.iter().map(|(at, _)| *at).max().unwrap_or_default();
-        let mut limit = world.now() + last + self.plan.shape.lease_ttl * 2 + TIMEOUT;
+        let calm = self.plan.calm();
+        let mut limit = world.now() + calm + TIMEOUT;
         let mut strikes = self.plan.deviations.strikes.clone();
-        let calm = last + self.plan.shape.lease_ttl * 2;
         let mut next_check = Duration::ZERO;
         loop {
             let is_due = |(moment, _): &(Moment, Fault)| match moment {
@@ -386,6 +386,7 @@ impl<'a> Run<'a> {
         let job = match &self.plan.job {
             Workload::Training(job) => job,
             Workload::Elastic(_) if result.state == JobOutcome::Finished => return Vec::new(),
+            Workload::Elastic(job) if self.was_short_of_nodes(job, result) => return Vec::new(),
             Workload::Elastic(_) => return vec![format!("the job ended with {result:?}")],
         };
         if job.diverges {
@@ -420,6 +421,16 @@ impl<'a> Run<'a> {
         broken.extend(self.count_mismatch(job, manifest));
         broken.extend(self.row_count_mismatch(job, manifest));
         broken
+    }
+
+    /// Returns whether faults kept a node away for the join timeout after others had succeeded: such a job has
+    /// failed.
+    fn was_short_of_nodes(&self, job: &ElasticJob, result: &ResultRecord) -> bool {
+        let reason = result.reason.as_deref().unwrap_or_default();
+        let latest = self.plan.calm() + job.spec.nodes.join_timeout;
+        !self.plan.faults.is_empty()
+            && reason.ends_with("joined another round within the join timeout")
+            && self.ended <= latest
     }
 
     fn count_mismatch(&self, job: &Job, manifest: &Manifest) -> Option<String> {

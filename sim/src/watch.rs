@@ -1,6 +1,7 @@
 //! The checks after every turn.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use steadfast_audit::history::{Checker, HistoryReport};
 use steadfast_common::keys::Keys;
@@ -22,6 +23,8 @@ pub struct Watch<'a> {
     observed: Arc<Mutex<Observed>>,
     /// The result of the job, once it has ended.
     pub result: Option<ResultRecord>,
+    /// The simulated time of the result.
+    pub ended: Duration,
 }
 
 impl<'a> Watch<'a> {
@@ -35,6 +38,7 @@ impl<'a> Watch<'a> {
             deleted: 0,
             observed,
             result: None,
+            ended: Duration::ZERO,
         }
     }
 
@@ -53,6 +57,7 @@ impl<'a> Watch<'a> {
             let result = revision.changes.iter().find(|it| it.key == self.keys.result());
             if let Some(text) = result.and_then(|it| it.value.as_ref()) {
                 self.result = serde_json::from_str(text).ok();
+                self.ended = scene.world.now();
             }
         }
         broken.extend(self.checker.report.broken.iter().map(ToString::to_string));

@@ -34,6 +34,11 @@ const FOUND: &[(Mode, u64, &str)] = &[
         1_795_738_360_466,
         "a master whose request for the lock had no reply waited for itself",
     ),
+    (
+        Mode::Elastic,
+        1_795_750_700_582,
+        "a job that faults left short of nodes for its join timeout was taken for a defect",
+    ),
 ];
 
 fn replay_command(plan: &Plan) -> String {
