@@ -3,21 +3,21 @@
 use std::sync::{Arc, Mutex};
 
 use steadfast_common::code::Modules;
-use steadfast_common::dataset::Records;
 use steadfast_common::layout::Layout;
 use steadfast_common::spec::ModelSpec;
+use steadfast_trainer::own_loop::Requests;
 use steadfast_trainer::{
     Batch, Evaluation, Metric, MicroBatch, Model, ModelError, ParamSpec, Parameters, Validity,
     fingerprint,
 };
 
 use crate::arrays::Write;
-use crate::request::{Built, Pending, Request, Requests};
+use crate::request::{Built, Pending, Request};
 
 /// Sends every computation to the Python program.
 #[derive(Debug)]
 pub struct PythonModel {
-    requests: Requests,
+    requests: Requests<Request>,
     built: Built,
     features: usize,
     metric: &'static str,
@@ -32,7 +32,7 @@ impl PythonModel {
     /// # Errors
     /// The error of the program.
     pub fn build(
-        requests: Requests,
+        requests: Requests<Request>,
         spec: &ModelSpec,
         features: usize,
     ) -> Result<Self, ModelError> {
@@ -55,7 +55,7 @@ impl PythonModel {
     ) -> Result<f64, ModelError> {
         let empty = Parameters::zeros(self.nothing.clone());
         let memory = std::mem::replace(gradient, empty);
-        let (parameters, records, key) = (parameters.clone(), records(batch), *key);
+        let (parameters, records, key) = (parameters.clone(), batch.to_records(), *key);
         let validity = self.validity.lock().expect("no holder panics").clone();
         let (loss_sum, written) = self.requests.call(|reply| {
             let pending = Pending { gradient: memory, write, validity, reply };
@@ -72,7 +72,7 @@ impl Model for PythonModel {
     }
 
     fn ids(&self, batch: &Batch, key: Option<&MicroBatch>) -> Result<Vec<Vec<u64>>, ModelError> {
-        let (records, key) = (records(batch), key.copied());
+        let (records, key) = (batch.to_records(), key.copied());
         self.requests.call(|reply| Request::Ids { records, key, reply })
     }
 
@@ -105,7 +105,7 @@ impl Model for PythonModel {
     }
 
     fn evaluate(&self, parameters: &Parameters, batch: &Batch) -> Result<Evaluation, ModelError> {
-        let (parameters, records) = (parameters.clone(), records(batch));
+        let (parameters, records) = (parameters.clone(), batch.to_records());
         self.requests.call(|reply| Request::Evaluate { parameters, records, reply })
     }
 
@@ -135,15 +135,5 @@ impl Model for PythonModel {
 
     fn begin_generation(&self, validity: Validity) {
         *self.validity.lock().expect("no holder panics") = validity;
-    }
-}
-
-/// Copies the records: they move to NumPy.
-fn records(batch: &Batch) -> Records {
-    Records {
-        features: batch.features.iter().copied().collect(),
-        width: batch.features.ncols(),
-        labels: batch.labels.to_vec(),
-        columns: batch.columns.to_vec(),
     }
 }

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::sync::Mutex;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::thread::JoinHandle;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
 use numpy::{PyArray1, PyArrayMethods};
@@ -12,17 +11,17 @@ use pyo3::exceptions::{PyRuntimeError, PySystemExit, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use steadfast_common::dataset::Records;
-use steadfast_host::random;
 use steadfast_process::{Failure, Refusal, Shutdown, try_parse};
+use steadfast_trainer::own_loop::{Requests, Running, wait_for};
 use steadfast_trainer::{
-    Args, Evaluation, Initial, ModelError, ParamSpec, Parameters, Registry, live,
+    Args, Current, Evaluation, Initial, ModelError, ParamSpec, Parameters, Registry,
 };
 
 use crate::arrays::{self, Write};
 use crate::error::{check_process, exception, model_error};
 use crate::logs;
 use crate::model::PythonModel;
-use crate::request::{Built, Request, Requests};
+use crate::request::{Built, Request};
 use crate::work::{Key, Work, dict_of};
 
 /// Longest time in which a signal of the user goes unnoticed.
@@ -31,15 +30,16 @@ const SIGNALS_EVERY: Duration = Duration::from_millis(50);
 /// The trainer's part of a Python program: an iterator of the gradients to compute.
 #[pyclass(frozen, module = "steadfast._native")]
 pub struct Trainer {
-    shutdown: Shutdown,
     /// The process that joined the job.
     process: u32,
     /// Builds the model: called with the `model` section of the job file and the number of features.
     build: Py<PyAny>,
     /// The model that was built last. The mutexes guard only their fields.
     model: Mutex<Option<Py<PyAny>>>,
+    /// The initial values, if they are not the model's.
+    initial: Mutex<Option<Py<PyAny>>>,
     requests: Mutex<Receiver<Request>>,
-    running: Mutex<Option<JoinHandle<Result<(), Failure>>>>,
+    running: Running,
     /// The work that was returned last.
     last: Mutex<Option<Py<Work>>>,
 }
@@ -59,17 +59,20 @@ impl Trainer {
         let args = settings(py, args)?;
         keep_freed_memory();
         let (requests, receiver) = Requests::channel();
-        let shutdown = Shutdown::manual();
-        let drain = shutdown.clone();
-        let run = move || run(args, requests, drain, emit);
-        let thread = std::thread::Builder::new().name("steadfast".to_owned()).spawn(run)?;
+        let mut registry = Registry::built_in();
+        registry.register("python", move |spec, inputs| {
+            Ok(Box::new(PythonModel::build(requests.clone(), spec, inputs.features)?))
+        });
+        let log = |args: &Args, id| logs::start(&args.common.job, id, &args.common.log, emit);
+        let running = Running::start(args, registry, Shutdown::manual(), log)
+            .map_err(|it| exception(py, &it))?;
         Ok(Self {
-            shutdown,
             process: std::process::id(),
             build,
             model: Mutex::new(None),
+            initial: Mutex::new(None),
             requests: Mutex::new(receiver),
-            running: Mutex::new(Some(thread)),
+            running,
             last: Mutex::new(None),
         })
     }
@@ -101,7 +104,7 @@ impl Trainer {
     /// its lanes and tasks are reassigned.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         check_process(py, self.process)?;
-        self.shutdown.trigger();
+        self.leave();
         let last = self.last.lock().expect("no holder panics").take();
         let mut is_cut_short = last.is_some_and(|work| work.get().abandon());
         while let Some(request) = self.receive(py)? {
@@ -116,7 +119,25 @@ impl Trainer {
 
     /// Asks the trainer to leave the job: work in progress is finished or reassigned, nothing is lost.
     fn leave(&self) {
-        self.shutdown.trigger();
+        self.running.leave();
+    }
+
+    /// Sets the values with which training begins, in place of the model's.
+    fn set_parameters(&self, values: Py<PyAny>) {
+        *self.initial.lock().expect("no holder panics") = Some(values);
+    }
+
+    /// Pulls the parameters of the job: read-only arrays by name.
+    fn get_parameters<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let current = self.current(py)?;
+        let snapshot = call(py, async move { current.pull().await })?;
+        arrays::parameters(py, &snapshot.parameters)
+    }
+
+    /// Writes the parameters of the job as a model file; returns their SHA-256.
+    fn save_model(&self, py: Python<'_>, place: String) -> PyResult<String> {
+        let current = self.current(py)?;
+        call(py, async move { current.pull().await?.save(&place).await })
     }
 }
 
@@ -133,8 +154,7 @@ impl Trainer {
                 Err(RecvTimeoutError::Timeout) => {}
             }
             py.check_signals()?;
-            let running = self.running.lock().expect("no holder panics");
-            if running.as_ref().is_none_or(JoinHandle::is_finished) {
+            if self.running.has_ended() {
                 return Ok(None);
             }
         }
@@ -142,14 +162,13 @@ impl Trainer {
 
     /// Returns the outcome of the trainer, once.
     fn join(&self, py: Python<'_>) -> PyResult<()> {
-        let Some(thread) = self.running.lock().expect("no holder panics").take() else {
-            return Ok(());
-        };
-        match py.detach(|| thread.join()) {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(failure)) => Err(exception(py, &failure)),
-            Err(_) => Err(PyRuntimeError::new_err("the trainer panicked; its log says where")),
-        }
+        let outcome = py.detach(|| self.running.join());
+        outcome.map_err(|failure| exception(py, &failure))
+    }
+
+    fn current(&self, py: Python<'_>) -> PyResult<Current> {
+        check_process(py, self.process)?;
+        Ok(self.running.current().clone())
     }
 
     /// Answers a request, or returns the work that it consists of.
@@ -261,16 +280,34 @@ impl Trainer {
         seed: u64,
         mut parameters: Parameters,
     ) -> PyResult<Parameters> {
-        let values = self.model(py)?.call_method1("initialize", (seed,))?;
+        let given = self.initial.lock().expect("no holder panics");
+        let given = given.as_ref().map(|values| values.bind(py).clone());
+        let values = match given {
+            Some(values) => values,
+            None => self.model(py)?.call_method1("initialize", (seed,))?,
+        };
         arrays::write_to(py, &dict_of(&values)?, &mut parameters, Write::Replace)?;
         Ok(parameters)
     }
 }
 
-/// A program may drop the iterator in the middle of its loop.
-impl Drop for Trainer {
-    fn drop(&mut self) {
-        self.shutdown.trigger();
+/// Runs a call to its end, without the GIL; a signal of the user ends the wait.
+fn call<T: Send + 'static>(
+    py: Python<'_>,
+    call: impl Future<Output = Result<T, Failure>> + Send + 'static,
+) -> PyResult<T> {
+    let (tx, mut rx) = sync_channel(1);
+    let thread = std::thread::Builder::new().name("steadfast-call".to_owned());
+    thread.spawn(move || tx.send(wait_for(call)))?;
+    loop {
+        let rx = &mut rx;
+        match py.detach(move || rx.recv_timeout(SIGNALS_EVERY)) {
+            Ok(outcome) => return outcome.map_err(|failure| exception(py, &failure)),
+            Err(RecvTimeoutError::Timeout) => py.check_signals()?,
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(PyRuntimeError::new_err("the call panicked"));
+            }
+        }
     }
 }
 
@@ -339,27 +376,4 @@ fn settings(py: Python<'_>, args: Vec<String>) -> PyResult<Args> {
             PySystemExit::new_err(0)
         }
     })
-}
-
-/// Runs the trainer to its end.
-fn run(
-    args: Args,
-    requests: Requests,
-    shutdown: Shutdown,
-    emit: Option<Py<PyAny>>,
-) -> Result<(), Failure> {
-    let mut registry = Registry::built_in();
-    registry.register("python", move |spec, inputs| {
-        Ok(Box::new(PythonModel::build(requests.clone(), spec, inputs.features)?))
-    });
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Failure::io("cannot start threads", &error))?;
-    let outcome = runtime.block_on(async {
-        let (id, common) = (random::uuid(), &args.common);
-        let identity = logs::start(&common.job, id, &common.log, emit)?;
-        live(args, registry, id, identity, shutdown).await
-    });
-    // Calls in flight are dropped; waiting for those that compute in Python would never end.
-    runtime.shutdown_background();
-    outcome
 }

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from typing import Any, Mapping, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional, Sequence, Union
 
 from . import _native
 from .entry import build
 from .model import Model
+
+if TYPE_CHECKING:
+    import numpy
 
 __all__ = ["Trainer", "leave_all"]
 
@@ -29,6 +32,7 @@ class Trainer:
     inside: a push that the job does not need any more has no effect.
 
     Leaving the ``with`` block in the middle of the loop leaves the job: other trainers continue the work.
+    :meth:`get_parameters` and :meth:`save_model` work from the first work on, and after the last pass.
 
     Logs go to the logger ``steadfast`` if it or the root logger has a handler, else to stderr, in the format
     of the other processes.
@@ -62,6 +66,7 @@ class Trainer:
         # Without handlers, Python would show warnings only.
         emit = _emit if logging.getLogger("steadfast").hasHandlers() else None
         self._trainer = _native.Trainer(list(args), build_model, emit)
+        self._has_begun = False
         _OPEN.add(self)
 
     @property
@@ -84,6 +89,7 @@ class Trainer:
         return self
 
     def __next__(self) -> _native.Work:
+        self._has_begun = True
         return next(self._trainer)
 
     def __enter__(self) -> "Trainer":
@@ -91,6 +97,54 @@ class Trainer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def set_parameters(self, values: Mapping[str, Any]) -> None:
+        """Sets the values with which training begins, in place of ``Model.initialize``.
+
+        They have an effect only in a job that has not begun, and only if the master elects this trainer to
+        initialize: all trainers of a job set the same values. Values of a job that has begun change only by
+        gradients. Rows of tables begin as their ``initial`` says.
+
+        Args:
+            values: An array for each parameter, by name and in its shape, that converts to float32; a missing
+                name, or ``None``, begins with zeros. Arrays are read when they are needed. The loop ends with
+                :class:`SteadfastError` if one has another name or shape.
+
+        Raises:
+            RuntimeError: The trainer has yielded a work already.
+        """
+        if self._has_begun:
+            raise RuntimeError("initial values are set before the first work")
+        self._trainer.set_parameters(dict(values))
+
+    def get_parameters(self) -> Dict[str, "numpy.ndarray[Any, numpy.dtype[numpy.float32]]"]:
+        """Pulls the parameters of the job from the parameter servers: read-only float32 arrays by name.
+
+        In a synchronous job all have the same version, which may be newer than ``work.parameters``; in an
+        asynchronous one each block is as new as can be. After the last pass they are the final ones. Tables are
+        left out.
+
+        Raises:
+            UnavailableError: The job begins another generation. Go on with the loop, and ask at the next work.
+            SteadfastError: The trainer has yielded no work yet, or has left the job before its end.
+        """
+        return self._trainer.get_parameters()
+
+    def save_model(self, path: Union[str, "os.PathLike[str]"]) -> str:
+        """Writes the parameters as a safetensors file, whole or not at all, and returns their SHA-256.
+
+        An earlier file is replaced. After the last pass, the file has the bytes of the model that the job saves.
+        To resume from, a job has checkpoints: see ``steadfast checkpoint``.
+
+        Args:
+            path: A path, or a URL of an object (``s3://…``).
+
+        Raises:
+            InvalidError: The model has tables, or the path is invalid or cannot be written.
+            UnavailableError: The store does not answer, or as :meth:`get_parameters`.
+            SteadfastError: As :meth:`get_parameters`.
+        """
+        return self._trainer.save_model(os.fspath(path))
 
     def leave(self) -> None:
         """Leaves the job once the work in progress is pushed; the loop ends."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 import subprocess
 
 import pytest
@@ -115,3 +116,77 @@ def test_a_push_says_whether_its_gradient_still_counts(tmp_path, monkeypatch):
     answers = said.read_text().split()
     assert answers[:3] == ["True", "True", "False"]
     assert answers[-1] == "True"
+
+
+def with_parameters(tmp_path, monkeypatch, mode: str) -> steadfast.Job:
+    """A job whose loop looks at the parameters at each work."""
+    for name, value in (("SEEN", tmp_path / "seen"), ("MODEL_TO", tmp_path / "own.safetensors"), ("EXAMPLES", EXAMPLES)):
+        monkeypatch.setenv(name, str(value))
+    return steadfast.Job(
+        name=f"parameters-{mode}",
+        mode=mode,
+        passes=4,
+        dataset=dict(
+            source="../data/digits.parquet",
+            format="parquet",
+            features=["pixel_*"],
+            label="digit",
+            feature_scale=1 / 16,
+        ),
+        model=dict(kind="python", script=PROGRAMS / "parameters_loop.py"),
+        optimizer=dict(kind="adam"),
+        learning_rate=dict(base=0.002),
+        checkpoint=dict(every="1s"),
+    )
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_loop_sets_reads_and_saves_the_parameters(tmp_path, monkeypatch, mode):
+    """S004-36"""
+    job = with_parameters(tmp_path, monkeypatch, mode)
+    with steadfast.local(job, trainers=1, pservers=2, data_dir=tmp_path / "data", progress=False) as run:
+        summary = run.wait(timeout=120)
+        final = run.model("numpy")
+    seen = json.loads((tmp_path / "seen").read_text())
+    assert seen["first"] == {"weight": [0.0], "bias": [0.25]}
+    early, late, unwritable = seen["errors"]
+    assert early.startswith("SteadfastError: the trainer has no parameters")
+    assert late == "RuntimeError: initial values are set before the first work"
+    assert "cannot write the model: " in unwritable and "/proc/none/model" in unwritable
+    assert seen["pulls"] > 10
+    # A trainer alone has pulled what it has pushed; in asynchronous mode it may compute with older values.
+    assert mode == "async" or seen["differing"] == 0
+    assert {name: it.tolist() for name, it in final.items()} == seen["final"]
+    assert seen["sha256"] == summary["parameters_sha256"]
+    assert (tmp_path / "own.safetensors").read_bytes() == pathlib.Path(summary["model"]).read_bytes()
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_loop_that_reads_the_parameters_survives_the_loss_of_a_pserver(tmp_path, monkeypatch, mode):
+    """S004-36: a read never waits for a generation that needs the loop to begin."""
+    job = with_parameters(tmp_path, monkeypatch, mode)
+    with steadfast.local(job, trainers=2, pservers=2, data_dir=tmp_path / "data", progress=False) as run:
+        for step in (8, 20):
+            until_step(run, step)
+            kill(run, "pserver", 0)
+        summary = run.wait(timeout=120)
+    seen = json.loads((tmp_path / "seen").read_text())
+    assert seen["sha256"] == summary["parameters_sha256"]
+
+
+def test_a_model_with_tables_is_saved_by_a_checkpoint(tmp_path, monkeypatch):
+    """S004-36: rows change while others are read, so a file of them would be no state of the model."""
+    said = tmp_path / "said"
+    monkeypatch.setenv("SAID", str(said))
+    source = tmp_path / "clicks.jsonl"
+    source.write_text("".join(json.dumps({"user": i % 7, "click": i % 2}) + "\n" for i in range(64)))
+    job = steadfast.Job(
+        name="tables",
+        passes=1,
+        dataset=dict(source=source, format="jsonl", columns=["user", "click"]),
+        model=dict(kind="python", script=PROGRAMS / "table_loop.py"),
+        sync=dict(lanes=1, micro_batch=16),
+    )
+    with steadfast.local(job, trainers=1, pservers=1, data_dir=tmp_path / "data", progress=False) as run:
+        run.wait(timeout=60)
+    assert "steadfast checkpoint export" in said.read_text()

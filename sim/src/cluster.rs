@@ -285,7 +285,13 @@ impl Cluster {
             }
             Role::Trainer => {
                 let args = steadfast_trainer::Args { common, accept_code_change: false };
-                steadfast_trainer::live(args, registry(), id, identity("trainer"), shutdown).boxed()
+                let identity = identity("trainer");
+                async move {
+                    let current = steadfast_trainer::Current::default();
+                    steadfast_trainer::live(args, registry(), id, identity, shutdown, &current)
+                        .await
+                }
+                .boxed()
             }
             Role::Agent => self.agent(common, id, shutdown),
         }

@@ -15,7 +15,7 @@ use steadfast_client::{
 use steadfast_common::dataset::Records;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::finite::are_finite;
-use steadfast_common::ids::{Lane, Pass, TaskId};
+use steadfast_common::ids::{Lane, Pass, TaskId, Version};
 use steadfast_common::layout::Layout;
 use steadfast_common::position::Position;
 use steadfast_common::records::EvaluationRecord;
@@ -34,6 +34,7 @@ use tokio::sync::watch;
 use tracing::{info, info_span, warn};
 
 use crate::activity::SharedActivity;
+use crate::current::Current;
 use crate::metrics::Metrics;
 use crate::tasks::{TaskError, Tasks};
 
@@ -50,6 +51,8 @@ pub struct Context {
     pub store: Location,
     pub metrics: Metrics,
     pub activity: SharedActivity,
+    /// The parameters, for the program in whose process this trainer runs.
+    pub current: Current,
     pub pushing: Pushing,
     /// Held-out tasks that the master gave up. The mutex guards only this set.
     pub held_out_given_up: Mutex<BTreeSet<TaskId>>,
@@ -174,7 +177,11 @@ impl Context {
     /// # Errors
     /// The model's error, a rejection, another generation, or the end of the job.
     pub async fn join_generation(&self) -> Result<GenerationClient, TrainError> {
-        self.activity.note(|activity| activity.doing = "waiting for all pservers");
+        self.activity.note(|activity| {
+            // That of an earlier generation may be one that this one reaches late, or never.
+            activity.version = Version(0);
+            activity.doing = "waiting for all pservers";
+        });
         let generation = self.session.join_generation().await?;
         self.activity.note(|activity| {
             activity.generation = generation.number();

@@ -9,19 +9,24 @@
 //!     steadfast_trainer::main(models)
 //! }
 //! ```
+//!
+//! A program with a training loop of its own uses [`own_loop`].
 
 mod activity;
 mod async_loop;
 mod buffers;
 mod context;
+mod current;
 mod dataset;
 mod metrics;
+pub mod own_loop;
 mod run;
 mod sync_loop;
 mod tasks;
 
 use std::process::ExitCode;
 
+pub use current::{Current, Snapshot};
 pub use run::{Args, live, run};
 pub use steadfast_trainer_core::*;
 

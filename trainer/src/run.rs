@@ -30,6 +30,7 @@ use uuid::Uuid;
 use crate::activity::SharedActivity;
 use crate::async_loop::{self, Ending};
 use crate::context::{Context, Pushing, TrainError};
+use crate::current::Current;
 use crate::dataset::Dataset;
 use crate::metrics::Metrics;
 use crate::sync_loop;
@@ -60,10 +61,11 @@ pub struct Args {
 pub async fn run(args: Args, registry: Registry) -> Result<(), Failure> {
     let (id, common) = (random::uuid(), &args.common);
     let identity = init_logging("trainer", &common.job, id, &common.log)?;
-    live(args, registry, id, identity, Shutdown::install()?).await
+    live(args, registry, id, identity, Shutdown::install()?, &Current::default()).await
 }
 
-/// Runs a trainer in a process that provides its own logging and shutdown signal.
+/// Runs a trainer in a process that provides its own logging and shutdown signal, and may read the parameters through
+/// `current`.
 ///
 /// # Errors
 /// As [`run`].
@@ -73,6 +75,7 @@ pub async fn live(
     id: Uuid,
     identity: LogIdentity,
     shutdown: Shutdown,
+    current: &Current,
 ) -> Result<(), Failure> {
     let (id, accept_code_change, args) = (TrainerId(id), args.accept_code_change, args.common);
     let exposure = args.security.exposure(Role::Trainer)?;
@@ -99,6 +102,7 @@ pub async fn live(
         accept_code_change,
         metrics,
         activity,
+        current,
     };
     let leave = shutdown.token();
     // The first incarnation has the process's id; each lost lease begins another.
@@ -122,6 +126,7 @@ pub async fn live(
         };
         // Lanes and tasks are reassigned at once.
         session.close().await;
+        current.leave();
         match ending {
             Err(TrainError::Client(ClientError::Coord(CoordError::LeaseLost))) => {
                 // Work in progress is dropped; pushes that arrived count once.
@@ -204,6 +209,7 @@ async fn train_one_generation(
     leave: &CancellationToken,
 ) -> Result<(), TrainError> {
     let generation = context.join_generation().await?;
+    context.current.begin(context, &generation);
     match train_with(context, &generation, leave).await {
         // Every other trainer would diverge in the same way.
         Err(error) if error.is_divergence() => {
@@ -226,6 +232,7 @@ async fn train_with(
             Ending::Left => return Ok(()),
         },
     };
+    context.current.finish(context.spec(), &trained);
     context.finish(generation, &trained).await
 }
 
@@ -240,6 +247,7 @@ struct Program<'a> {
     accept_code_change: bool,
     metrics: Metrics,
     activity: SharedActivity,
+    current: &'a Current,
 }
 
 impl Program<'_> {
@@ -302,6 +310,7 @@ impl Program<'_> {
             store,
             metrics: self.metrics.clone(),
             activity: self.activity.clone(),
+            current: self.current.clone(),
             pushing: Pushing::default(),
             held_out_given_up: Mutex::default(),
         })

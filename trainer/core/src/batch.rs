@@ -26,6 +26,16 @@ impl Batch<'_> {
         self.columns.first().map_or(self.labels.len(), Column::len)
     }
 
+    /// Copies the records.
+    pub fn to_records(&self) -> Records {
+        Records {
+            features: self.features.iter().copied().collect(),
+            width: self.features.ncols(),
+            labels: self.labels.to_vec(),
+            columns: self.columns.to_vec(),
+        }
+    }
+
     /// Whether the batch has no records.
     pub fn is_empty(&self) -> bool {
         self.len() == 0

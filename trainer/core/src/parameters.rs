@@ -161,6 +161,13 @@ impl Parameters {
         Arc::unwrap_or_clone(self.values)
     }
 
+    /// Adds a gradient of the same layout, with rows of any ids.
+    pub fn add(&mut self, other: &Self) {
+        self.values_mut().iter_mut().zip(other.values()).for_each(|(sum, value)| *sum += value);
+        let tables = self.tables.iter_mut().zip(&other.tables);
+        tables.for_each(|(sum, table)| sum.rows.add(&table.rows));
+    }
+
     /// Sets every value to zero, to begin the sum of a gradient.
     pub fn clear(&mut self) {
         self.values_mut().fill(0.0);
