@@ -8,9 +8,10 @@ use rcgen::KeyPair;
 use steadfast_common::error::ErrorKind;
 use steadfast_coord::{Etcd, EtcdOptions, Mirror, Op, Range};
 use steadfast_tests::{
-    Certificates, EtcdCluster, EtcdServer, Job, PASSWORD, Proxy, Quota, Run, Scene, eventually,
+    Certificates, EtcdCluster, EtcdServer, Job, PASSWORD, Proxy, Quota, Run, Scene, eventually, get,
 };
 use tokio::runtime::Runtime;
+use tokio::task::JoinSet;
 
 /// Lifetime of a token that no call renews.
 const TOKEN_TTL: Duration = Duration::from_secs(1);
@@ -58,6 +59,37 @@ fn a_client_logs_in_again_when_its_token_has_expired() {
             let seen = tokio::time::timeout(Duration::from_secs(10), seen).await;
             assert!(seen.is_ok(), "the mirror shows what was put after the token's end");
         }
+    });
+}
+
+/// F50: etcd spends much time on each password, so calls that find the token stale at once share one login.
+#[test]
+fn calls_with_one_stale_token_log_in_once() {
+    let scene = Scene::new();
+    let server = EtcdServer::with_password(&scene, &["--auth-token-ttl", "1"]);
+    let options = with_password(&scene, &server, PASSWORD);
+    let address = server.url().replace("http://", "");
+    let logins = || -> f64 {
+        let metrics = get(&address, "/metrics").expect("etcd has metrics").body;
+        let is_login = |line: &&str| {
+            line.starts_with("grpc_server_handled_total") && line.contains("\"Authenticate\"")
+        };
+        let counts = metrics.lines().filter(is_login).filter_map(|it| it.rsplit_once(' '));
+        counts.map(|(_, count)| count.parse::<f64>().expect("a number")).sum()
+    };
+    Runtime::new().expect("threads can be started").block_on(async {
+        let etcd = Etcd::connect(&options).await.expect("etcd accepts the password");
+        let before = logins();
+        // The condition is that no call has been made for this time.
+        tokio::time::sleep(2 * TOKEN_TTL).await;
+        let mut calls = JoinSet::new();
+        for _ in 0..50 {
+            let etcd = etcd.clone();
+            calls.spawn(async move { etcd.get("/key").await.map(drop) });
+        }
+        let ended = calls.join_all().await;
+        assert!(ended.iter().all(Result::is_ok), "each call is repeated: {ended:?}");
+        assert_eq!(logins() - before, 1.0);
     });
 }
 
