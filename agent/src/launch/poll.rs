@@ -149,3 +149,30 @@ fn find(name: &str) -> Option<PathBuf> {
 fn is_executable(path: &Path) -> bool {
     path.metadata().is_ok_and(|it| it.is_file() && it.permissions().mode() & 0o111 != 0)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::time::Instant;
+
+    use super::*;
+
+    /// S001-6: the script runs once a second, not as often as it can.
+    #[tokio::test]
+    async fn a_script_runs_once_a_second() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let script = directory.path().join("hosts.sh");
+        fs::write(&script, "#!/bin/sh\necho localhost:2\n").expect("the directory is writable");
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("it is ours");
+        let line = script.display().to_string();
+        let script = Script::new(&line, 1, Duration::from_secs(30), None);
+        let mut poller = Poller::start(Polled::Script(script.expect("it is executable")));
+        assert_eq!(poller.next().await.expect("the script succeeds").len(), 1);
+        let first = Instant::now();
+        for _ in 0..2 {
+            poller.next().await.expect("the script succeeds");
+        }
+        // The start of a poll is measured at its end, so a period may look shorter by the time that one takes.
+        assert!(PERIOD.mul_f64(1.5) < first.elapsed(), "{:?}", first.elapsed());
+    }
+}

@@ -75,3 +75,22 @@ impl Current {
         RoundTimes { round: self.round, rendezvous: self.rendezvous, running }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_times_of_the_latest_rounds_are_kept() {
+        let mut timings = Timings::default();
+        for number in 1..=100 {
+            let (rendezvous, since) = (Millis(10), Millis(0));
+            timings.keep(Current { round: Round(number), rendezvous, since }.until(Millis(number)));
+        }
+        let kept = timings.rounds(Millis(1000));
+        assert_eq!(kept.len(), ROUNDS_MAX);
+        let last = RoundTimes { round: Round(100), rendezvous: Millis(10), running: Millis(100) };
+        assert_eq!(kept.last(), Some(&last));
+        assert_eq!(kept[0].round, Round(37));
+    }
+}
