@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ._agent import Agent, Assignment, SoloAgent, agent
 from ._group import Group, SoloGroup
 from ._loop import run
-from ._membership import Membership, assignment, group
+from ._membership import Membership, assignment, group, register_listener, remove_listener
 from .accumulation import accumulation_steps
 from .errors import CollectiveError, HostsUpdatedInterrupt, ResetLimitError, WorkerLost
 from .hyperparameters import by_workers, scaled, world_size
@@ -50,6 +50,8 @@ __all__ = [
     "assignment",
     "by_workers",
     "group",
+    "register_listener",
+    "remove_listener",
     "run",
     "scaled",
     "world_size",

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextvars
 import sys
-from typing import Callable, Optional
+from typing import Callable, List, Optional
 
 from ._agent import ADDED, REMOVED, Agent, Assignment, agent
 from ._group import Group, SoloGroup
 from ._sockets import SocketGroup
 from .errors import HostsUpdatedInterrupt
 
-__all__ = ["Membership", "assignment", "group", "membership"]
+__all__ = ["Listener", "Membership", "assignment", "group", "membership", "register_listener", "remove_listener"]
 
 Connect = Callable[[Assignment], Group]
+
+Listener = Callable[[bool, bool], None]
+"""Called with whether members were added, and whether members were removed."""
 
 
 class Membership:
@@ -35,6 +38,7 @@ class Membership:
         self._has_torch: Optional[bool] = None
         # Revision of the newest change that all ranks have seen.
         self._revision = 0
+        self._listeners: List[Listener] = []
 
     @property
     def group(self) -> Group:
@@ -76,6 +80,18 @@ class Membership:
             return SoloGroup()
         return SocketGroup(assignment, is_over=self._has_changed)
 
+    def register_listener(self, listener: Listener) -> None:
+        """Adds a function that :meth:`check_updates` calls on all ranks before it raises."""
+        self._listeners.append(listener)
+
+    def remove_listener(self, listener: Listener) -> None:
+        """Removes a function that was added; the same as often as it was added.
+
+        Raises:
+            ValueError: It was not added.
+        """
+        self._listeners.remove(listener)
+
     def check_updates(self) -> None:
         """Reports progress, and raises on all ranks at once if any of them has learned of a change.
 
@@ -87,6 +103,9 @@ class Membership:
         self.agent.progress()
         if removed or added:
             self._revision = max(self._revision, revision)
+            # A listener may remove itself.
+            for listener in list(self._listeners):
+                listener(added != 0, removed != 0)
             raise HostsUpdatedInterrupt(skip_sync=not added)
 
 
@@ -109,6 +128,27 @@ def assignment() -> Assignment:
 def group() -> Group:
     """Returns the group of the current round, for states of one's own."""
     return membership().group
+
+
+def register_listener(listener: Listener) -> None:
+    """Adds a function to call when members of the round were added or removed.
+
+    It is called with two booleans, whether members were added and whether some were removed, in the order in
+    which functions were added: on all ranks at the same :meth:`State.commit` or
+    :meth:`State.check_host_updates`, before :class:`HostsUpdatedInterrupt` is raised. The loss of a worker in
+    the middle of a step shows as a failed collective and is not announced. An exception of the function passes
+    through.
+    """
+    membership().register_listener(listener)
+
+
+def remove_listener(listener: Listener) -> None:
+    """Removes a function that :func:`register_listener` added.
+
+    Raises:
+        ValueError: It was not added.
+    """
+    membership().remove_listener(listener)
 
 
 CURRENT: "contextvars.ContextVar[Optional[Membership]]" = contextvars.ContextVar(

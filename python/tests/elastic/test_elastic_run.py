@@ -89,6 +89,40 @@ def test_two_changes_in_a_row_are_both_seen():
     membership.check_updates()
 
 
+def test_each_listener_hears_of_changes_before_the_state_does():
+    """S001-22: several listeners, each of which is removed on its own."""
+    agent = Changing()
+    heard = []
+
+    def once(added, removed):
+        heard.append(("once", added, removed))
+        elastic.remove_listener(once)
+
+    def always(added, removed):
+        heard.append(("always", added, removed))
+
+    def train(state):
+        elastic.register_listener(once)
+        elastic.register_listener(always)
+        for bits in ([2], [2, 1], [2, 1, 1]):
+            agent.bits = bits
+            with pytest.raises(elastic.HostsUpdatedInterrupt):
+                state.check_host_updates()
+        elastic.remove_listener(always)
+        agent.bits = [2, 1, 1, 2]
+        with pytest.raises(elastic.HostsUpdatedInterrupt):
+            state.check_host_updates()
+        with pytest.raises(ValueError):
+            elastic.remove_listener(once)
+
+    membership = elastic.Membership(agent, lambda _: elastic.SoloGroup())
+    elastic.run(membership=membership)(train)(elastic.ObjectState())
+    added, removed = (True, False), (False, True)
+    first, second = heard[0][1:], heard[2][1:]
+    assert {first, second} == {added, removed}
+    assert heard == [("once", *first), ("always", *first), ("always", *second), ("always", *second)]
+
+
 def test_a_commit_saves_the_state_and_then_handles_what_was_noticed():
     """S001-23, S001-30: a notice waits until the program asks; a commit has saved the state by then."""
     agent = Changing()
