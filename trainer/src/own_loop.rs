@@ -20,6 +20,7 @@
 //! }
 //! ```
 
+use std::cell::RefCell;
 use std::fmt;
 use std::process::ExitCode;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -168,7 +169,7 @@ fn runtime(builder: &mut Builder) -> Result<Runtime, Failure> {
 /// Runs a call of the program to its end.
 ///
 /// # Errors
-/// Those of the call, or if the thread cannot be started.
+/// Those of the call, or if threads cannot be started.
 pub fn wait_for<T>(call: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     runtime(Builder::new_multi_thread().worker_threads(1))?.block_on(call)
 }
@@ -180,8 +181,22 @@ pub fn wait_for<T>(call: impl Future<Output = Result<T, Failure>>) -> Result<T, 
 /// does not need any more has no effect. Dropping the trainer leaves the job; other trainers continue its work.
 pub struct Trainer {
     running: Running,
-    works: Receiver<Work>,
-    initial: Initial,
+    requests: Receiver<Request>,
+    /// Sets the initial values in place of the model.
+    initial: RefCell<Option<Box<Values>>>,
+}
+
+type Values = dyn Fn(&mut Parameters);
+
+/// What the trainer asks the loop for.
+enum Request {
+    Work(Work),
+    Initialize {
+        model: Arc<dyn Model>,
+        seed: u64,
+        parameters: Parameters,
+        reply: Reply<Parameters>,
+    },
 }
 
 impl fmt::Debug for Trainer {
@@ -189,10 +204,6 @@ impl fmt::Debug for Trainer {
         f.debug_struct("Trainer").field("running", &self.running).finish_non_exhaustive()
     }
 }
-
-/// Sets the initial values in place of the model. The mutex guards only this field.
-type Initial = Arc<Mutex<Option<Box<Values>>>>;
-type Values = dyn Fn(&mut Parameters) + Send;
 
 impl Trainer {
     /// Starts a trainer that takes part in the job of `args`, whose job file has `model.kind = kind`, until `shutdown`
@@ -207,18 +218,16 @@ impl Trainer {
         shutdown: Shutdown,
     ) -> Result<Self, Failure> {
         steadfast_process::keep_freed_memory();
-        let (requests, works) = Requests::channel();
-        let initial = Initial::default();
-        let given = initial.clone();
+        let (sender, requests) = Requests::channel();
         let mut registry = Registry::built_in();
         registry.register(kind, move |spec, inputs| {
-            let (requests, initial) = (requests.clone(), given.clone());
-            let model = Arc::from(build(spec, inputs)?);
+            let (model, requests) = (Arc::from(build(spec, inputs)?), sender.clone());
             let validity = Mutex::new(Validity::new(|| true));
-            Ok(Box::new(InLoop { model, requests, initial, validity }))
+            Ok(Box::new(InLoop { model, requests, validity }))
         });
         let log = |args: &Args, id| init_logging("trainer", &args.common.job, id, &args.common.log);
-        Ok(Self { running: Running::start(args, registry, shutdown, log)?, works, initial })
+        let running = Running::start(args, registry, shutdown, log)?;
+        Ok(Self { running, requests, initial: RefCell::default() })
     }
 
     /// Waits for the next gradient to compute; `None` once the job is over, or the trainer has left it.
@@ -226,17 +235,29 @@ impl Trainer {
     /// # Errors
     /// Errors that require user action, such as those of settings; and a work that was dropped without an answer.
     pub fn next_work(&self) -> Result<Option<Work>, Failure> {
-        match self.works.recv() {
-            Ok(work) => Ok(Some(work)),
-            Err(_) => self.running.join().map(|()| None),
+        loop {
+            match self.requests.recv() {
+                Ok(Request::Work(work)) => return Ok(Some(work)),
+                Ok(Request::Initialize { model, seed, mut parameters, reply }) => {
+                    let initialized = match self.initial.borrow().as_ref() {
+                        Some(values) => {
+                            values(&mut parameters);
+                            Ok(())
+                        }
+                        None => model.initialize(seed, &mut parameters),
+                    };
+                    reply.send(initialized.map(|()| parameters));
+                }
+                Err(_) => return self.running.join().map(|()| None),
+            }
         }
     }
 
     /// Sets the values with which training begins, in place of [`Model::initialize`]. They have an effect only in a
     /// job that has not begun, and only if the master elects this trainer as the initializer: all trainers of a job
     /// set the same values. Call it before the first [`Trainer::next_work`].
-    pub fn set_parameters(&self, values: impl Fn(&mut Parameters) + Send + 'static) {
-        *self.initial.lock().expect("no holder panics") = Some(Box::new(values));
+    pub fn set_parameters(&self, values: impl Fn(&mut Parameters) + 'static) {
+        *self.initial.borrow_mut() = Some(Box::new(values));
     }
 
     /// Pulls the parameters of the job: see [`Current::pull`].
@@ -268,7 +289,7 @@ impl Trainer {
     pub fn close(self) -> Result<(), Failure> {
         self.leave();
         // Without an answer, the computation fails.
-        let is_cut_short = 0 < self.works.iter().map(drop).count();
+        let is_cut_short = 0 < self.requests.iter().map(drop).count();
         match self.running.join() {
             Err(_) if is_cut_short => Ok(()),
             outcome => outcome,
@@ -355,8 +376,7 @@ impl Work {
 /// A model whose gradients the loop computes.
 struct InLoop {
     model: Arc<dyn Model>,
-    requests: Requests<Work>,
-    initial: Initial,
+    requests: Requests<Request>,
     /// Of the generation that the trainer is in. The mutex guards only this field.
     validity: Mutex<Validity>,
 }
@@ -371,10 +391,11 @@ impl Model for InLoop {
     }
 
     fn initialize(&self, seed: u64, parameters: &mut Parameters) -> Result<(), ModelError> {
-        match self.initial.lock().expect("no holder panics").as_ref() {
-            Some(values) => values(parameters),
-            None => self.model.initialize(seed, parameters)?,
-        }
+        let wanted = parameters.clone();
+        *parameters = self.requests.call(|reply| {
+            let model = self.model.clone();
+            Request::Initialize { model, seed, parameters: wanted, reply }
+        })?;
         Ok(())
     }
 
@@ -401,7 +422,7 @@ impl Model for InLoop {
         let validity = self.validity.lock().expect("no holder panics").clone();
         let (parameters, records, key) = (parameters.clone(), batch.to_records(), *key);
         let model = self.model.clone();
-        let work = |reply| Work { model, parameters, records, key, validity, reply };
+        let work = |reply| Request::Work(Work { model, parameters, records, key, validity, reply });
         let (loss_sum, computed) = self.requests.call(work)?;
         *gradient = computed;
         if loss_sum.is_finite() { Ok(loss_sum) } else { Err(ModelError::NotFinite) }
