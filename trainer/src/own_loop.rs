@@ -169,7 +169,7 @@ fn runtime(builder: &mut Builder) -> Result<Runtime, Failure> {
 /// Runs a call of the program to its end.
 ///
 /// # Errors
-/// Those of the call, or if threads cannot be started.
+/// The call fails, or threads cannot be started.
 pub fn wait_for<T>(call: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     runtime(Builder::new_multi_thread().worker_threads(1))?.block_on(call)
 }
@@ -188,7 +188,7 @@ pub struct Trainer {
 
 type Values = dyn Fn(&mut Parameters);
 
-/// What the trainer asks the loop for.
+/// A request of the trainer, which the loop answers.
 enum Request {
     Work(Work),
     Initialize {
@@ -377,7 +377,7 @@ impl Work {
 struct InLoop {
     model: Arc<dyn Model>,
     requests: Requests<Request>,
-    /// Of the generation that the trainer is in. The mutex guards only this field.
+    /// Tells whether the generation that the trainer is in goes on. The mutex guards only this field.
     validity: Mutex<Validity>,
 }
 

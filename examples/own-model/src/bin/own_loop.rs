@@ -1,4 +1,4 @@
-//! The same model in a training loop of the program's own. With `MODEL_TO`, the program writes the final parameters to
+//! This program trains the same model in a loop of its own. With `MODEL_TO`, the program writes the final parameters to
 //! this path or URL.
 
 #[path = "../huber.rs"]
