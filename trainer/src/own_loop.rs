@@ -94,8 +94,8 @@ pub struct Running {
 }
 
 impl Running {
-    /// Starts a trainer with the models in `registry`, which leaves the job when `shutdown` is triggered. `log` starts logging with the settings of a process with
-    /// this id.
+    /// Starts a trainer with the models in `registry`, which leaves the job when `shutdown` is triggered. `log` starts
+    /// logging with the settings of a process with this id.
     ///
     /// # Errors
     /// If threads cannot be started.
