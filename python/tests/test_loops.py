@@ -18,19 +18,21 @@ SCRIPTS = {
     "torch": PROGRAMS / "torch_loop.py",
 }
 
+DIGITS = dict(
+    source="../data/digits.parquet",
+    format="parquet",
+    features=["pixel_*"],
+    label="digit",
+    feature_scale=1 / 16,
+)
+
 
 def job(framework: str, mode: str) -> steadfast.Job:
     return steadfast.Job(
         name=f"{framework}-{mode}",
         mode=mode,
         passes=12,
-        dataset=dict(
-            source="../data/digits.parquet",
-            format="parquet",
-            features=["pixel_*"],
-            label="digit",
-            feature_scale=1 / 16,
-        ),
+        dataset=DIGITS,
         model=dict(kind="python", script=SCRIPTS[framework]),
         optimizer=dict(kind="adam"),
         learning_rate=dict(base=0.002),
@@ -126,13 +128,7 @@ def with_parameters(tmp_path, monkeypatch, mode: str) -> steadfast.Job:
         name=f"parameters-{mode}",
         mode=mode,
         passes=4,
-        dataset=dict(
-            source="../data/digits.parquet",
-            format="parquet",
-            features=["pixel_*"],
-            label="digit",
-            feature_scale=1 / 16,
-        ),
+        dataset=DIGITS,
         model=dict(kind="python", script=PROGRAMS / "parameters_loop.py"),
         optimizer=dict(kind="adam"),
         learning_rate=dict(base=0.002),

@@ -3,8 +3,10 @@
 //! ```no_run
 //! use steadfast_trainer::own_loop;
 //! # use steadfast_trainer::own_loop::ModelSpec;
-//! # use steadfast_trainer::{Inputs, Model, ModelError};
-//! # fn build(_: &ModelSpec, _: Inputs) -> Result<Box<dyn Model>, ModelError> { unimplemented!() }
+//! # use steadfast_trainer::{Inputs, Model, ModelError, Registry};
+//! # fn build(spec: &ModelSpec, inputs: Inputs) -> Result<Box<dyn Model>, ModelError> {
+//! #     Registry::built_in().build(spec, inputs)
+//! # }
 //!
 //! fn main() -> std::process::ExitCode {
 //!     own_loop::main("my-model", build, |trainer| {
