@@ -10,7 +10,7 @@ use object_store::{ClientOptions, ObjectStore, parse_url_opts};
 use url::Url;
 
 use crate::error::StoreError;
-use crate::root::Client;
+use crate::root::{Client, SecretFile};
 
 /// Maximum idle time of a connection. It also limits the upload of one part while others share the link:
 /// four parts of 8 MiB at 512 KiB/s.
@@ -113,27 +113,27 @@ pub(crate) fn connect(
     let family = match base.scheme() {
         "http" | "https" => {
             let store = http_store(base).map_err(failed)?;
-            return Ok(Client { store, pages: None });
+            return Ok(Client::of(store));
         }
         "s3" | "s3a" => &AWS,
         "gs" => &GOOGLE,
         _ => &AZURE,
     };
-    let variables = variables(family, environment).and_then(|variables| {
+    let read = variables(family, environment).and_then(|(variables, secrets)| {
         check_endpoint(family, &variables)?;
-        Ok(variables)
+        Ok((variables, secrets))
     });
-    let variables = variables.map_err(|source| StoreError::Configuration {
+    let (variables, secrets) = read.map_err(|source| StoreError::Configuration {
         url: base.as_str().to_owned(),
         source: source.into(),
     })?;
     let options = options(family, variables);
     if family.prefix == AWS.prefix {
         let store = Arc::new(s3_store(base, options).map_err(failed)?);
-        return Ok(Client { store: store.clone(), pages: Some(store) });
+        return Ok(Client { store: store.clone(), pages: Some(store), secrets });
     }
     let (store, _) = parse_url_opts(base, options).map_err(failed)?;
-    Ok(Client { store: Arc::from(store), pages: None })
+    Ok(Client { store: Arc::from(store), pages: None, secrets })
 }
 
 fn s3_store(base: &Url, options: Vec<(String, String)>) -> object_store::Result<AmazonS3> {
@@ -152,12 +152,17 @@ fn http_store(base: &Url) -> Result<Arc<dyn ObjectStore>, object_store::Error> {
     Ok(Arc::new(store))
 }
 
-/// The set variables of a family, with names in lower case and with secrets read from their files.
+/// Names and values.
+type Variables = Vec<(String, String)>;
+
+/// The set variables of a family, with names in lower case and with secrets read from their files, which are returned
+/// too.
 fn variables(
     family: &Family,
     environment: impl Iterator<Item = (OsString, OsString)>,
-) -> io::Result<Vec<(String, String)>> {
-    let mut variables: Vec<(String, String)> = environment
+) -> io::Result<(Variables, Vec<SecretFile>)> {
+    let mut files = Vec::new();
+    let mut variables: Variables = environment
         .filter_map(|(name, value)| {
             Some((name.into_string().ok()?.to_ascii_lowercase(), value.into_string().ok()?))
         })
@@ -175,15 +180,17 @@ fn variables(
             let message = format!("both {variable} and {named} are set; unset one of them");
             return Err(io::Error::other(message));
         }
-        let value = std::fs::read_to_string(&path).map_err(|error| {
+        let text = std::fs::read_to_string(&path).map_err(|error| {
             io::Error::new(
                 error.kind(),
                 format!("cannot read {path}, which {named} names: {error}"),
             )
         })?;
-        variables.push(((*secret).to_owned(), value.trim_end_matches(['\r', '\n']).to_owned()));
+        let value = text.trim_end_matches(['\r', '\n']).to_owned();
+        variables.push(((*secret).to_owned(), value));
+        files.push(SecretFile { path: path.into(), text });
     }
-    Ok(variables)
+    Ok((variables, files))
 }
 
 /// Rejects an endpoint that is no URL, with which the client would panic at its first request.
@@ -229,13 +236,15 @@ fn options(family: &Family, variables: Vec<(String, String)>) -> Vec<(String, St
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::root::{Root, Upload};
 
     fn options_of(family: &Family, variables: &[(&str, &str)]) -> Vec<(String, String)> {
         options(family, set(family, variables).unwrap())
     }
 
     fn set(family: &Family, all: &[(&str, &str)]) -> io::Result<Vec<(String, String)>> {
-        variables(family, all.iter().map(|(name, value)| (name.into(), value.into())))
+        let environment = all.iter().map(|(name, value)| (name.into(), value.into()));
+        variables(family, environment).map(|(variables, _)| variables)
     }
 
     fn has(options: &[(String, String)], name: &str, value: &str) -> bool {
@@ -280,10 +289,21 @@ mod tests {
         }
     }
 
+    /// Answers the next request that there is no such object; returns its head in lower case.
+    fn refuse_one(listener: &std::net::TcpListener) -> String {
+        use std::io::{BufRead, BufReader, Write};
+        let (stream, _) = listener.accept().unwrap();
+        let mut reader = BufReader::new(stream);
+        let mut head = String::new();
+        while reader.read_line(&mut head).unwrap() > 2 {}
+        let refusal = "HTTP/1.1 404 Not Found\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
+        reader.get_mut().write_all(refusal.as_bytes()).unwrap();
+        head.to_lowercase()
+    }
+
     /// A client that requests credentials first would contact the metadata address, not the server.
     #[tokio::test]
     async fn the_first_request_goes_to_the_configured_endpoint() {
-        use std::io::{BufRead, BufReader, Write};
         let cases = [
             ("s3://bucket/", "AWS_ENDPOINT", None),
             ("gs://bucket/", "GOOGLE_BASE_URL", None),
@@ -292,23 +312,49 @@ mod tests {
         for (base, endpoint, more) in cases {
             let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
             let url = format!("http://{}", listener.local_addr().unwrap());
-            let server = std::thread::spawn(move || {
-                let (stream, _) = listener.accept().unwrap();
-                let mut reader = BufReader::new(stream);
-                let mut head = String::new();
-                while reader.read_line(&mut head).unwrap() > 2 {}
-                let refusal = "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n";
-                reader.get_mut().write_all(refusal.as_bytes()).unwrap();
-                head
-            });
+            let server = std::thread::spawn(move || refuse_one(&listener));
             let environment = [(endpoint, url.as_str())].into_iter().chain(more);
             let environment = environment.map(|(name, value)| (name.into(), value.into()));
             let store = connect(&Url::parse(base).unwrap(), environment).unwrap().store;
             let answer = store.get_opts(&"x".into(), Default::default()).await;
             assert!(matches!(answer, Err(object_store::Error::NotFound { .. })), "{answer:?}");
-            let head = server.join().unwrap().to_lowercase();
+            let head = server.join().unwrap();
             assert!(!head.contains("authorization"), "{head}");
         }
+    }
+
+    /// F50: a process outlives the credentials that it begins with.
+    #[tokio::test]
+    async fn a_secret_that_changes_in_its_file_is_used_from_the_next_request_on() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("id");
+        std::fs::write(&file, "first\n").unwrap();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        let environment: Vec<(OsString, OsString)> = vec![
+            ("AWS_ENDPOINT".into(), endpoint.into()),
+            ("AWS_ACCESS_KEY_ID_FILE".into(), (&file).into()),
+            ("AWS_SECRET_ACCESS_KEY".into(), "secret".into()),
+        ];
+        let base = Url::parse("s3://bucket/").unwrap();
+        let connect = move |base: &Url| connect(base, environment.clone().into_iter());
+        let root = Root::new(&base, Upload::InParts, connect).unwrap();
+        let (heads_tx, heads) = std::sync::mpsc::channel();
+        let server = move || (0..3).for_each(|_| heads_tx.send(refuse_one(&listener)).unwrap());
+        let server = std::thread::spawn(server);
+        let credential = async || {
+            root.client().store.get_opts(&"x".into(), Default::default()).await.unwrap_err();
+            let head = heads.recv().unwrap();
+            let (_, rest) = head.split_once("credential=").expect("the request is signed");
+            rest.split('/').next().unwrap().to_owned()
+        };
+        assert_eq!(credential().await, "first");
+        std::fs::write(&file, "second\n").unwrap();
+        assert_eq!(credential().await, "second");
+        // Programs that replace a secret may remove it first.
+        std::fs::remove_file(&file).unwrap();
+        assert_eq!(credential().await, "second");
+        server.join().unwrap();
     }
 
     /// Answers listings of the sorted `keys` of a bucket as S3 does, with pages of at most 20 names.

@@ -11,7 +11,9 @@ use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::{FutureExt, Stream, StreamExt, TryStreamExt, stream};
 use object_store::path::Path;
-use object_store::{GetOptions, GetRange, MultipartUpload, ObjectStoreExt, PutMode, PutPayload};
+use object_store::{
+    GetOptions, GetRange, MultipartUpload, ObjectStore, ObjectStoreExt, PutMode, PutPayload,
+};
 use steadfast_host::task::blocking;
 use steadfast_host::time::timeout;
 use url::Url;
@@ -19,7 +21,7 @@ use url::Url;
 use crate::address::{Address, QuestionMark};
 use crate::error::StoreError;
 use crate::listing::{self, Depth, Listing};
-use crate::root::{Root, Upload};
+use crate::root::{Client, Root, Upload};
 
 /// Time limit of an operation without data, including retries.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -134,7 +136,8 @@ impl Location {
         }
         let length = |range: &Range<u64>| range.end.saturating_sub(range.start);
         let total = ranges.iter().map(length).fold(0, u64::saturating_add);
-        let reading = self.root.store.get_ranges(&self.path, ranges);
+        let store = self.store();
+        let reading = store.get_ranges(&self.path, ranges);
         let found = self.within(time_for(total), READING, reading).await?;
         for (range, bytes) in ranges.iter().zip(&found) {
             if bytes.len() as u64 != length(range) {
@@ -161,7 +164,7 @@ impl Location {
 
     fn get(&self, options: GetOptions) -> BoxFuture<'_, Result<(Bytes, Range<u64>), StoreError>> {
         let get = async move {
-            let store = &self.root.store;
+            let store = self.store();
             let answer = self.within(TIMEOUT, READING, store.get_opts(&self.path, options)).await?;
             let range = answer.range.clone();
             let limit = time_for(range.end.saturating_sub(range.start));
@@ -178,7 +181,7 @@ impl Location {
 
     /// The object's size in bytes and its modification time, by the store's clock; `None` if it does not exist.
     pub async fn size_and_modified(&self) -> Result<Option<(u64, SystemTime)>, StoreError> {
-        match self.within(TIMEOUT, "inspecting", self.root.store.head(&self.path)).await {
+        match self.within(TIMEOUT, "inspecting", self.store().head(&self.path)).await {
             Ok(meta) => Ok(Some((meta.size, meta.last_modified.into()))),
             Err(StoreError::NotFound { .. }) => Ok(None),
             Err(error) => Err(error),
@@ -211,7 +214,7 @@ impl Location {
             return self.write_in_parts(bytes.into()).await;
         }
         let limit = time_for(bytes.len() as u64);
-        self.within(limit, WRITING, self.root.store.put(&self.path, bytes.into())).await?;
+        self.within(limit, WRITING, self.store().put(&self.path, bytes.into())).await?;
         Ok(())
     }
 
@@ -232,7 +235,7 @@ impl Location {
     }
 
     pub(crate) async fn begin_parts(&self) -> Result<Box<dyn MultipartUpload>, StoreError> {
-        self.within(TIMEOUT, WRITING, self.root.store.put_multipart(&self.path)).await
+        self.within(TIMEOUT, WRITING, self.store().put_multipart(&self.path)).await
     }
 
     /// Sends bytes in parts of `size` bytes, the last one shorter.
@@ -297,8 +300,8 @@ impl Location {
         }
         let limit = time_for(bytes.content_length() as u64);
         let put = async {
-            let put = self.root.store.put_opts(&self.path, bytes, PutMode::Create.into());
-            match put.await {
+            let store = self.store();
+            match store.put_opts(&self.path, bytes, PutMode::Create.into()).await {
                 Ok(_) => Ok(Created::Now),
                 Err(
                     object_store::Error::AlreadyExists { .. }
@@ -312,7 +315,7 @@ impl Location {
 
     /// Deletes the object; succeeds if it does not exist.
     pub async fn delete(&self) -> Result<(), StoreError> {
-        match self.within(TIMEOUT, "deleting", self.root.store.delete(&self.path)).await {
+        match self.within(TIMEOUT, "deleting", self.store().delete(&self.path)).await {
             Ok(()) | Err(StoreError::NotFound { .. }) => Ok(()),
             Err(error) => Err(error),
         }
@@ -345,7 +348,6 @@ impl Location {
 
     /// Lists what is below this location.
     pub(crate) async fn listing(&self, depth: Depth) -> Result<Listing, StoreError> {
-        let Root { store, pages, .. } = &*self.root;
         let listing = async {
             if let Some(path) = self.local_path() {
                 let failed = |error: Box<dyn Error + Send + Sync>| object_store::Error::Generic {
@@ -357,8 +359,9 @@ impl Location {
                     .map_err(|error| failed(error.to_string().into()))?
                     .map_err(|it| failed(it.into()));
             }
-            let listed = listing::of_store(store, &self.path, depth).await;
-            match (&listed, pages) {
+            let Client { store, pages, .. } = self.root.client();
+            let listed = listing::of_store(&store, &self.path, depth).await;
+            match (&listed, &pages) {
                 (Err(error), Some(pages)) if listing::odd_name(error).is_some() => {
                     listing::of_pages(&**pages, &self.path, depth).await
                 }
@@ -370,6 +373,10 @@ impl Location {
 
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    fn store(&self) -> Arc<dyn ObjectStore> {
+        self.root.client().store
     }
 
     async fn within<T>(

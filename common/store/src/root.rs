@@ -2,31 +2,62 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::fs;
 use std::marker::PhantomData;
+use std::path::PathBuf;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use object_store::ObjectStore;
 use object_store::list::PaginatedListStore;
 use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
+use tracing::warn;
 use url::Url;
 
 use crate::error::StoreError;
 
 /// One store: a bucket, a server, the file system or a named in-memory store of this process.
 pub(crate) struct Root {
-    pub store: Arc<dyn ObjectStore>,
-    /// The listings of the same store page by page, if it has names that cannot be paths.
-    pub pages: Option<Arc<dyn PaginatedListStore>>,
+    /// The mutex guards only this field.
+    client: Mutex<Client>,
+    connect: Box<Connect>,
     /// `scheme://authority/`, without secrets.
     pub base: Url,
     pub upload: Upload,
 }
 
-/// A client of a network store.
+type Connect = dyn Fn(&Url) -> Result<Client, StoreError> + Send + Sync;
+
+/// A client of a store. Cheap to clone.
+#[derive(Clone)]
 pub(crate) struct Client {
     pub store: Arc<dyn ObjectStore>,
+    /// The listings of the same store page by page, if it has names that cannot be paths.
     pub pages: Option<Arc<dyn PaginatedListStore>>,
+    /// The files with its secrets.
+    pub secrets: Vec<SecretFile>,
+}
+
+impl Client {
+    /// Creates a client without secrets that may change.
+    pub fn of(store: Arc<dyn ObjectStore>) -> Self {
+        Self { store, pages: None, secrets: Vec::new() }
+    }
+}
+
+/// A file with a secret that a client uses.
+#[derive(Clone)]
+pub(crate) struct SecretFile {
+    pub path: PathBuf,
+    /// What the file held when the client was created.
+    pub text: String,
+}
+
+impl SecretFile {
+    /// Whether the file holds another secret now. One that cannot be read is being replaced.
+    fn has_changed(&self) -> bool {
+        fs::read_to_string(&self.path).is_ok_and(|text| text != self.text)
+    }
 }
 
 /// How large objects are uploaded.
@@ -67,7 +98,8 @@ pub fn mount(base: &str, store: Arc<dyn ObjectStore>) -> Result<Mounted, StoreEr
         reason: error.to_string(),
     };
     let base = Url::parse(base).map_err(bad)?;
-    let root = Root { store, pages: None, base: base.clone(), upload: Upload::Whole };
+    let connect = move |_: &Url| Ok(Client::of(store.clone()));
+    let root = Root::new(&base, Upload::Whole, connect)?;
     MOUNTED.with_borrow_mut(|all| all.insert(base.as_str().to_owned(), Arc::new(root)));
     Ok(Mounted { base, _here: PhantomData })
 }
@@ -98,16 +130,14 @@ impl Root {
             url: base.as_str().to_owned(),
             reason: reason.to_owned(),
         };
-        let base = base.clone();
         match base.scheme() {
             "file" if base.host().is_some() => Err(bad("a file URL has three slashes and no host")),
             "file" => {
-                let store = Arc::new(LocalFileSystem::new().with_fsync(true));
-                Ok(Self { store, pages: None, base, upload: Upload::Whole })
+                let store = || LocalFileSystem::new().with_fsync(true);
+                Self::new(base, Upload::Whole, move |_| Ok(Client::of(Arc::new(store()))))
             }
             "memory" => {
-                let store = Arc::new(InMemory::new());
-                Ok(Self { store, pages: None, base, upload: Upload::Whole })
+                Self::new(base, Upload::Whole, |_| Ok(Client::of(Arc::new(InMemory::new()))))
             }
             "s3" | "s3a" | "gs" | "az" | "azure" | "adl" | "abfs" | "abfss" | "http" | "https"
                 if base.host().is_none() =>
@@ -115,25 +145,43 @@ impl Root {
                 Err(bad("the name of the bucket or host is missing"))
             }
             "s3" | "s3a" | "gs" | "az" | "azure" | "adl" | "abfs" | "abfss" => {
-                let Client { store, pages } = cloud_store(&base)?;
-                Ok(Self { store, pages, base, upload: Upload::InParts })
+                Self::new(base, Upload::InParts, cloud_client)
             }
-            "http" | "https" => {
-                let Client { store, pages } = cloud_store(&base)?;
-                Ok(Self { store, pages, base, upload: Upload::AlwaysWhole })
-            }
+            "http" | "https" => Self::new(base, Upload::AlwaysWhole, cloud_client),
             other => Err(bad(&format!("the scheme `{other}` is not supported"))),
         }
+    }
+
+    pub(crate) fn new(
+        base: &Url,
+        upload: Upload,
+        connect: impl Fn(&Url) -> Result<Client, StoreError> + Send + Sync + 'static,
+    ) -> Result<Self, StoreError> {
+        let client = Mutex::new(connect(base)?);
+        Ok(Self { client, connect: Box::new(connect), base: base.clone(), upload })
+    }
+
+    /// Returns the client for the next operation. It has the secrets that their files hold now, as credentials may
+    /// end before the process does.
+    pub fn client(&self) -> Client {
+        let mut client = self.client.lock().unwrap_or_else(PoisonError::into_inner);
+        if client.secrets.iter().any(SecretFile::has_changed) {
+            match (self.connect)(&self.base) {
+                Ok(fresh) => *client = fresh,
+                Err(error) => warn!(%error, "the earlier secrets of the store are used"),
+            }
+        }
+        client.clone()
     }
 }
 
 #[cfg(feature = "cloud")]
-fn cloud_store(base: &Url) -> Result<Client, StoreError> {
+fn cloud_client(base: &Url) -> Result<Client, StoreError> {
     crate::cloud::connect(base, std::env::vars_os())
 }
 
 #[cfg(not(feature = "cloud"))]
-fn cloud_store(base: &Url) -> Result<Client, StoreError> {
+fn cloud_client(base: &Url) -> Result<Client, StoreError> {
     Err(StoreError::CloudMissing { url: base.as_str().to_owned() })
 }
 
