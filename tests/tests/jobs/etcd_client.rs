@@ -6,7 +6,7 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use rcgen::KeyPair;
 use steadfast_common::error::ErrorKind;
-use steadfast_coord::{Etcd, EtcdOptions, Mirror, Op, Range};
+use steadfast_coord::{Etcd, EtcdOptions, Mirror, Op, Range, Session};
 use steadfast_tests::{
     Certificates, EtcdCluster, EtcdServer, Job, PASSWORD, Proxy, Quota, Run, Scene, eventually, get,
 };
@@ -15,6 +15,9 @@ use tokio::task::JoinSet;
 
 /// Lifetime of a token that no call renews.
 const TOKEN_TTL: Duration = Duration::from_secs(1);
+
+/// Lifetime of a lease that is not renewed: more than an election of etcd takes.
+const LEASE_TTL: Duration = Duration::from_secs(9);
 
 /// The address of no process: port 1 needs a privilege that servers do not use.
 const DEAD: &str = "http://127.0.0.1:1";
@@ -147,7 +150,7 @@ fn a_job_outlives_the_tokens_of_its_processes() {
     assert!(scene.path("data/store/model.safetensors").exists(), "{summary}");
 }
 
-/// F9: with a dead member in the list, no start and no command fails; if all are dead, each is named with its
+/// F15: with a dead member in the list, no start and no command fails; if all are dead, each is named with its
 /// reason.
 #[test]
 fn a_dead_member_of_etcd_fails_no_call() {
@@ -167,7 +170,7 @@ fn a_dead_member_of_etcd_fails_no_call() {
     }
 }
 
-/// F9: a member that hangs, and then one that dies, cost a client of three members no failed read.
+/// F15: a member that hangs, and then one that dies, cost a client of three members no failed read.
 #[test]
 fn a_client_moves_to_another_member_of_etcd() {
     let scene = Scene::new();
@@ -186,6 +189,24 @@ fn a_client_moves_to_another_member_of_etcd() {
     }
     cluster.kill(0);
     runtime.block_on(etcd.get("/key")).expect("two members are live");
+}
+
+/// F15: a lease outlives each member's silence for longer than the lease lives without a keep-alive.
+#[test]
+fn a_lease_is_kept_while_a_member_of_etcd_hangs() {
+    let scene = Scene::new();
+    let mut cluster = EtcdCluster::start(&scene, 3, Quota::Default);
+    let runtime = Runtime::new().expect("threads can be started");
+    let etcd = runtime.block_on(Etcd::connect(&options(&cluster.urls()))).expect("all are live");
+    let session = runtime.block_on(Session::open(&etcd, LEASE_TTL)).expect("all are live");
+    for index in 0..cluster.len() {
+        cluster.signal(index, Signal::SIGSTOP);
+        // The condition is that the member is silent for this time.
+        std::thread::sleep(LEASE_TTL);
+        assert!(session.is_live(), "the lease is lost while member {index} hangs");
+        cluster.signal(index, Signal::SIGCONT);
+        eventually("the member has caught up", || cluster.leader());
+    }
 }
 
 /// F51: a connection presents the certificate that the files have when it is opened; files that cannot be read
