@@ -95,20 +95,24 @@ def test_columns_reach_a_loop_with_their_types(tmp_path, monkeypatch):
     }  # fmt: skip
 
 
+def of_nothing(script: str, **checkpoint) -> steadfast.Job:
+    """A job whose gradients are zeros."""
+    return steadfast.Job(
+        name="nothing",
+        dataset=dict(source="../data/linear.csv", format="csv", features=["x*"], label="y"),
+        model=dict(kind="python", script=PROGRAMS / script),
+        passes=2,
+        checkpoint=checkpoint,
+    )
+
+
 def test_a_push_says_whether_its_gradient_still_counts(tmp_path, monkeypatch):
     held, free, said = (tmp_path / name for name in ("held", "free", "said"))
     for name, file in (("HELD", held), ("FREE", free), ("SAID", said)):
         monkeypatch.setenv(name, str(file))
     os.mkfifo(free)
-    held_work = steadfast.Job(
-        name="held-work",
-        dataset=dict(source="../data/linear.csv", format="csv", features=["x*"], label="y"),
-        model=dict(kind="python", script=PROGRAMS / "held_work.py"),
-        passes=2,
-        checkpoint=dict(every_steps=1),
-    )
-    data = tmp_path / "data"
-    with steadfast.local(held_work, trainers=1, pservers=1, data_dir=data, progress=False) as run:
+    data, job = tmp_path / "data", of_nothing("held_work.py", every_steps=1)
+    with steadfast.local(job, trainers=1, pservers=1, data_dir=data, progress=False) as run:
         until(run, held.exists)
         generation = run.status()["generation"]
         kill(run, "pserver", 0)
@@ -168,6 +172,17 @@ def test_a_loop_that_reads_the_parameters_survives_the_loss_of_a_pserver(tmp_pat
         summary = run.wait(timeout=120)
     seen = json.loads((tmp_path / "seen").read_text())
     assert seen["sha256"] == summary["parameters_sha256"]
+
+
+def test_a_loop_reads_the_parameters_of_an_earlier_version_after_a_rollback(tmp_path, monkeypatch):
+    """S004-36: the version that the loop had reached is never waited for, as only the loop can reach it again."""
+    held = tmp_path / "held"
+    monkeypatch.setenv("HELD", str(held))
+    data, job = tmp_path / "data", of_nothing("read_over_rollback.py", every_steps=8)
+    with steadfast.local(job, trainers=1, pservers=1, data_dir=data, progress=False) as run:
+        until(run, held.exists)
+        kill(run, "pserver", 0)
+        run.wait(timeout=60)
 
 
 def test_a_model_with_tables_is_saved_by_a_checkpoint(tmp_path, monkeypatch):

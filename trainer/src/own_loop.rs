@@ -459,3 +459,34 @@ impl Model for InLoop {
         *self.validity.lock().expect("no holder panics") = validity;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use steadfast_common::layout::Layout;
+
+    /// S004-36: the values are awaited, so that the loop may set them after the trainer has started.
+    #[test]
+    fn values_that_the_loop_sets_take_the_place_of_the_models() {
+        let spec: ModelSpec = serde_json::from_str(r#"{"kind": "linear"}"#).unwrap();
+        let inputs = Inputs { features: 2, columns: 0 };
+        let model: Arc<dyn Model> = Arc::from(Registry::built_in().build(&spec, inputs).unwrap());
+        let layout = Arc::new(Layout::new(model.parameters()));
+        let (requests, receiver) = Requests::channel();
+        let validity = Mutex::new(Validity::new(|| true));
+        let in_loop = InLoop { model, requests, validity };
+        let initial = std::thread::spawn(move || {
+            let mut parameters = Parameters::zeros(layout);
+            in_loop.initialize(1, &mut parameters).map(|()| parameters)
+        });
+        let running = Running {
+            shutdown: Shutdown::manual(),
+            current: Current::default(),
+            thread: Mutex::default(),
+        };
+        let trainer = Trainer { running, requests: receiver, initial: RefCell::default() };
+        trainer.set_parameters(|parameters| parameters.values_mut().fill(7.0));
+        assert!(trainer.next_work().unwrap().is_none());
+        assert_eq!(initial.join().unwrap().unwrap().values(), [7.0; 3]);
+    }
+}
