@@ -35,6 +35,9 @@ pub struct Session {
     beat: Task<()>,
 }
 
+/// The deadline of a lease that has ended. It is later than all others, so that no late keep-alive replaces it.
+const ENDED: u64 = u64::MAX;
+
 /// The time after which the holder must not act on the lease.
 #[derive(Debug)]
 pub struct Deadline {
@@ -44,7 +47,8 @@ pub struct Deadline {
 impl Deadline {
     /// Whether the holder may still act.
     pub fn is_ahead(&self) -> bool {
-        (boot_time().as_millis() as u64) < self.at_ms.load(Ordering::Acquire)
+        let at = self.at_ms.load(Ordering::Acquire);
+        at != ENDED && (boot_time().as_millis() as u64) < at
     }
 
     fn extend(&self, sent: Duration, ttl: Duration) {
@@ -53,7 +57,7 @@ impl Deadline {
     }
 
     fn end(&self) {
-        self.at_ms.store(0, Ordering::Release);
+        self.at_ms.store(ENDED, Ordering::Release);
     }
 }
 
@@ -191,5 +195,22 @@ async fn beat(
     match answers.message().await? {
         Some(answer) => Ok(Duration::from_secs(u64::try_from(answer.ttl()).unwrap_or(0))),
         None => Err(etcd_client::Error::LeaseKeepAliveError("stream ended".to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// I1: the keep-alive of a session may be answered while the session is closed.
+    #[test]
+    fn a_late_keep_alive_does_not_extend_a_lease_that_has_ended() {
+        let deadline = Deadline { at_ms: AtomicU64::new(0) };
+        let ttl = Duration::from_secs(60);
+        deadline.extend(boot_time(), ttl);
+        assert!(deadline.is_ahead());
+        deadline.end();
+        deadline.extend(boot_time(), ttl);
+        assert!(!deadline.is_ahead());
     }
 }
