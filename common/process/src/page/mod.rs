@@ -84,7 +84,7 @@ pub(crate) fn page(head: &Head<'_>, sections: &[Section]) -> Response {
                 }
                 main {
                     @for it in sections {
-                        section id=(it.id) aria-labeledby={ (it.id) "-title" } {
+                        section id=(it.id) aria-labelledby={ (it.id) "-title" } {
                             h2 id={ (it.id) "-title" } { (it.title) }
                             div.scroll id=(place(it)) tabindex="0" { (it.body) }
                         }
