@@ -13,8 +13,9 @@ use steadfast_common::dataset::Manifest;
 use steadfast_common::ids::TaskId;
 use steadfast_common::job_file;
 use steadfast_common::layout::ParamSpec;
-use steadfast_common::spec::{JobSpec, LostPserver, Mode, OptimizerSpec};
+use steadfast_common::spec::{DataFormat, DatasetSpec, JobSpec, LostPserver, Mode, OptimizerSpec};
 use steadfast_common::table::Initial;
+use steadfast_data::{DataError, IfThere, Target, convert};
 use steadfast_trainer::ndarray::ArrayView1;
 use steadfast_trainer::{
     Batch, Evaluation, Metric, MicroBatch, Model, ModelError, Parameters, Random, Registry,
@@ -33,6 +34,9 @@ pub const STORE: &str = "simulated://store/";
 
 /// Object name of the dataset.
 const DATA: &str = "data.csv";
+
+/// Beginning of the names of converted files.
+const CONVERTED: &str = "converted";
 
 /// Features of a record besides its number.
 const WIDTH: usize = 3;
@@ -53,6 +57,8 @@ pub struct Job {
     pub diverges: bool,
     /// Whether its files appear while it is trained on, and it is drained when all are there.
     pub is_stream: bool,
+    /// The format into which its CSV file is converted before the job begins.
+    pub converted_to: Option<DataFormat>,
 }
 
 /// Files of a stream, and the time between them.
@@ -140,7 +146,8 @@ impl Job {
         let spec = job_file::parse(&text).unwrap_or_else(|error| panic!("{text}\n{error}"));
         let rhythm = &spec.asynchronous;
         let one = 0.25 / (rhythm.batch * rhythm.push_every) as f32;
-        Self { number, spec, records, one, is_patient, bad, diverges: false, is_stream }
+        let (diverges, converted_to) = (false, None);
+        Self { number, spec, records, one, is_patient, bad, diverges, is_stream, converted_to }
     }
 
     /// Returns a job whose parameters overflow while its gradients stay finite.
@@ -175,8 +182,8 @@ impl Job {
         let spec = job_file::parse(&text).unwrap_or_else(|error| panic!("{text}\n{error}"));
         let (number, one) = (JOBS + 1, 0.25 / LARGE_STEPS as f32);
         let bad = Vec::new();
-        let (is_patient, diverges, is_stream) = (true, false, false);
-        Self { number, spec, records, one, is_patient, bad, diverges, is_stream }
+        let (is_patient, diverges, is_stream, converted_to) = (true, false, false, None);
+        Self { number, spec, records, one, is_patient, bad, diverges, is_stream, converted_to }
     }
 
     /// Returns the job of the catalog with the fewest steps among those in which no task is given up.
@@ -185,6 +192,35 @@ impl Job {
         let patient = all.filter(|job| job.is_patient && !job.goes_on() && !job.is_stream);
         let size = |job: &Self| job.records as u32 * job.spec.passes.unwrap_or(1);
         patient.min_by_key(size).expect("the catalog is not empty")
+    }
+
+    /// Returns the job with its records in another format.
+    #[must_use]
+    pub fn in_format(mut self, format: DataFormat) -> Self {
+        self.spec.dataset.format = format;
+        self.spec.dataset.source = vec![format!("{STORE}{CONVERTED}-*")];
+        self.converted_to = Some(format);
+        self
+    }
+
+    /// Converts the files of the dataset, if the job wants them in another format.
+    ///
+    /// # Errors
+    /// If they cannot be read or written.
+    pub async fn convert_data(&self) -> Result<(), DataError> {
+        let Some(format) = self.converted_to else { return Ok(()) };
+        let spec = DatasetSpec {
+            source: vec![format!("{STORE}{DATA}")],
+            format: DataFormat::Csv,
+            features: Vec::new(),
+            label: String::new(),
+            columns: vec!["*".to_owned()],
+            ..self.spec.dataset.clone()
+        };
+        let directory = steadfast_store::open(STORE)?;
+        let (prefix, if_there) = (CONVERTED.to_owned(), IfThere::Fail);
+        let target = Target { directory, format, shards: 2, prefix, if_there };
+        convert(&spec, &target).await.map(drop)
     }
 
     /// Returns the names and the contents of the files of the dataset, as CSV.

@@ -239,11 +239,15 @@ impl<'a> Run<'a> {
             store.change(|it| {
                 (it.refused, it.answer_lost, it.torn) = (0.0, 0.0, 0.0);
             });
-            let dataset = &job.spec.dataset;
-            let manifest = match job.is_stream {
-                true => Ok(Manifest::default()),
-                false => steadfast_data::plan(dataset, job.spec.evaluation.fraction, None).await,
+            let planned = async {
+                job.convert_data().await?;
+                let (dataset, held_out) = (&job.spec.dataset, job.spec.evaluation.fraction);
+                match job.is_stream {
+                    true => Ok(Manifest::default()),
+                    false => steadfast_data::plan(dataset, held_out, None).await,
+                }
             };
+            let manifest = planned.await;
             store.change(|it| *it = network_model);
             manifest
         });

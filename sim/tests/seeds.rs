@@ -4,6 +4,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use steadfast_common::spec::DataFormat;
 use steadfast_sim::explore::{Deviation, pairs, single_calls, singles, small};
 use steadfast_sim::{Fault, Member, Mode, Plan, Role, Workload, run, shrink};
 
@@ -67,6 +68,21 @@ fn a_job_of_two_hundred_slots_survives_the_loss_of_one() {
     let outcome = run(&plan);
     assert!(outcome.broken.is_empty(), "{plan}{outcome}");
     assert!(2 <= outcome.generations, "{outcome}");
+}
+
+/// I1 … I10: formats that are decoded on threads, which fetch what they need meanwhile, are simulated as well.
+#[test]
+fn a_job_with_records_of_any_format_survives_the_loss_of_a_trainer() {
+    for format in [DataFormat::Parquet, DataFormat::Jsonl, DataFormat::Tfrecord, DataFormat::Tsv] {
+        let mut plan = small(Mode::Sync);
+        if let Workload::Training(job) = &mut plan.job {
+            **job = job.as_ref().clone().in_format(format);
+        }
+        let trainer = Member { role: Role::Trainer, number: 0 };
+        plan.faults = vec![(Duration::from_secs(1), Fault::Kill(trainer))];
+        let outcome = run(&plan);
+        assert!(outcome.broken.is_empty(), "{format:?}\n{plan}{outcome}");
+    }
 }
 
 /// F9: a task whose data cannot be reached is tried again without counting a failure, in both modes.

@@ -257,6 +257,7 @@ const HOSTED: &[&str] = &[
     "steadfast-coord",
     "steadfast-store",
     "steadfast-checkpoint",
+    "steadfast-data",
     "steadfast-client",
     "steadfast-master",
     "steadfast-pserver",

@@ -1,8 +1,7 @@
 //! Errors of a dataset, and how to fix them.
 
-use std::any::Any;
-
 use steadfast_common::columns::ColumnType;
+use steadfast_host::task::Broken;
 use steadfast_store::{ErrorKind, StoreError};
 
 /// A dataset that cannot be planned or read.
@@ -163,14 +162,9 @@ impl DataError {
         Self::BadFile { file: file.to_owned(), reason: reason.into() }
     }
 
-    /// Treats a panic of a decoder as an error of the file.
-    pub(crate) fn from_panic(file: &str, panic: &(dyn Any + Send)) -> Self {
-        let text = panic
-            .downcast_ref::<&str>()
-            .copied()
-            .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
-            .unwrap_or("no reason given");
-        Self::bad_file(file, format!("its content is corrupt (the decoder panicked: {text})"))
+    /// Treats a decoder that panicked as an error of the file.
+    pub(crate) fn broken(file: &str, decoder: &Broken) -> Self {
+        Self::bad_file(file, format!("its content is corrupt (the decoder panicked: {decoder})"))
     }
 }
 

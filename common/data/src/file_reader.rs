@@ -1,10 +1,10 @@
-//! Reads a file sequentially, on a thread that may block.
+//! Reads a file sequentially, in work of [`steadfast_host::task::blocking`].
 
 use std::io::{self, BufRead, Read, Seek, SeekFrom};
 
 use bytes::{Buf, Bytes};
+use steadfast_host::task::wait;
 use steadfast_store::Location;
-use tokio::runtime::Handle;
 
 /// Bytes per fetch.
 const FETCH_BYTES: u64 = 4 * 1024 * 1024;
@@ -17,17 +17,12 @@ pub(crate) struct FileReader {
     /// The end of what was fetched.
     position: u64,
     bytes: Bytes,
-    runtime: Handle,
 }
 
 impl FileReader {
     /// Begins at the start of `file`, which has `size` bytes.
-    ///
-    /// # Panics
-    /// Outside of a tokio runtime.
     pub fn new(file: &Location, size: u64) -> Self {
-        let runtime = Handle::current();
-        Self { file: file.clone(), size, position: 0, bytes: Bytes::new(), runtime }
+        Self { file: file.clone(), size, position: 0, bytes: Bytes::new() }
     }
 }
 
@@ -36,8 +31,9 @@ impl BufRead for FileReader {
         if self.bytes.is_empty() && self.position < self.size {
             let range = self.position..self.size.min(self.position + FETCH_BYTES);
             self.position = range.end;
-            self.bytes =
-                self.runtime.block_on(self.file.read_range(range)).map_err(io::Error::other)?;
+            let file = self.file.clone();
+            let fetched = wait(async move { file.read_range(range).await });
+            self.bytes = fetched.map_err(io::Error::other)?.map_err(io::Error::other)?;
         }
         Ok(&self.bytes)
     }

@@ -14,8 +14,8 @@ use std::ops::{ControlFlow, Range};
 use bytes::Bytes;
 use steadfast_common::dataset::{Chunk, ReadOptions, Records};
 use steadfast_common::spec::DataFormat;
+use steadfast_host::task::blocking;
 use steadfast_store::{Location, StoreError};
-use tokio::task::spawn_blocking;
 
 use crate::columns::{Column, Content};
 use crate::error::DataError;
@@ -271,15 +271,8 @@ impl RowFile {
         &self,
         work: impl FnOnce() -> Result<T, DataError> + Send + 'static,
     ) -> Result<T, DataError> {
-        let failed = match spawn_blocking(work).await {
-            Ok(result) => return result,
-            Err(failed) => failed,
-        };
-        let file = self.file.url();
-        Err(match failed.try_into_panic() {
-            Ok(panic) => DataError::from_panic(file, &*panic),
-            Err(cancelled) => DataError::bad_file(file, cancelled.to_string()),
-        })
+        let done = blocking(work).await;
+        done.unwrap_or_else(|broken| Err(DataError::broken(self.file.url(), &broken)))
     }
 }
 

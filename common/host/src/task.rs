@@ -1,7 +1,9 @@
 //! Concurrent tasks.
 
+use std::any::Any;
+use std::cell::RefCell;
 use std::pin::Pin;
-use std::sync::LazyLock;
+use std::sync::{LazyLock, mpsc};
 use std::task::{Context, Poll};
 
 use futures::future::BoxFuture;
@@ -171,15 +173,69 @@ pub fn in_place<T>(work: impl FnOnce() -> T) -> T {
     }
 }
 
-/// Runs a long computation on a thread for blocking work.
+/// Runs a long computation on a thread for blocking work. It may wait for futures with [`wait`].
 ///
 /// # Errors
-/// If `work` panics.
+/// If `work` panics; the error has the text of the panic.
 pub async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Broken> {
     match present() {
-        None => tokio::task::spawn_blocking(work).await.map_err(|error| Broken(error.to_string())),
-        Some(_) => Ok(work()),
+        None => tokio::task::spawn_blocking(work).await.map_err(|failed| {
+            let cancelled = failed.to_string();
+            failed.try_into_panic().map_or(Broken(cancelled), |panic| Broken(text_of(&*panic)))
+        }),
+        Some(_) => in_lockstep(work).await,
     }
+}
+
+/// Blocks this thread until a future is complete. Only work of [`blocking`] may call it.
+///
+/// # Errors
+/// In simulation, if the task that waits for the work was aborted.
+///
+/// # Panics
+/// If called elsewhere.
+pub fn wait<T: Send + 'static>(
+    future: impl Future<Output = T> + Send + 'static,
+) -> Result<T, Broken> {
+    let Some(requests) = REQUESTS.with_borrow(Clone::clone) else {
+        return Ok(Handle::current().block_on(future));
+    };
+    let aborted = || Broken("the task was aborted".to_owned());
+    let (tx, rx) = mpsc::channel();
+    // The receiver waits below.
+    let answer = future.map(move |done| drop(tx.send(done)));
+    requests.send(answer.boxed()).map_err(|_| aborted())?;
+    rx.recv().map_err(|_| aborted())
+}
+
+thread_local! {
+    /// In simulation: where work on this thread sends the futures that it waits for.
+    static REQUESTS: RefCell<Option<mpsc::Sender<BoxFuture<'static, ()>>>> = const { RefCell::new(None) };
+}
+
+/// Runs work of a simulated process on a thread of its own. The simulation stands still while the thread runs, and the
+/// thread while the simulation completes a future for it, so the order of events does not depend on the machine.
+async fn in_lockstep<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Broken> {
+    let (tx, requests) = mpsc::channel();
+    let thread = std::thread::Builder::new().spawn(move || {
+        REQUESTS.set(Some(tx));
+        let done = work();
+        REQUESTS.take();
+        done
+    });
+    let thread = thread.map_err(|error| Broken(error.to_string()))?;
+    while let Ok(future) = requests.recv() {
+        future.await;
+    }
+    thread.join().map_err(|panic| Broken(text_of(&*panic)))
+}
+
+fn text_of(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("no reason given").to_owned()
 }

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 use parquet::errors::ParquetError;
 use parquet::file::reader::{ChunkReader, Length};
+use steadfast_host::task::{blocking, wait};
 use steadfast_store::{Location, StoreError};
-use tokio::runtime::Handle;
 
 use crate::error::DataError;
 
@@ -23,7 +23,6 @@ pub(crate) struct Source(Arc<Inner>);
 struct Inner {
     file: Location,
     size: u64,
-    runtime: Handle,
     /// Prefetched ranges: the start of each, ascending, and its bytes.
     prefetched: Vec<(u64, Bytes)>,
     state: Mutex<State>,
@@ -49,13 +48,7 @@ impl Source {
         let starts = ranges.iter().map(|range| range.start);
         let mut prefetched: Vec<(u64, Bytes)> = starts.zip(fetched).collect();
         prefetched.sort_by_key(|(start, _)| *start);
-        Ok(Self(Arc::new(Inner {
-            file: file.clone(),
-            size,
-            runtime: Handle::current(),
-            prefetched,
-            state: Mutex::default(),
-        })))
+        Ok(Self(Arc::new(Inner { file: file.clone(), size, prefetched, state: Mutex::default() })))
     }
 
     /// Runs the decoder on a blocking thread. Its panics become errors of the file.
@@ -64,15 +57,8 @@ impl Source {
         work: impl FnOnce(&Self) -> Result<T, DataError> + Send + 'static,
     ) -> Result<T, DataError> {
         let source = self.clone();
-        let failed = match tokio::task::spawn_blocking(move || work(&source)).await {
-            Ok(result) => return result,
-            Err(failed) => failed,
-        };
-        let file = self.0.file.url();
-        Err(match failed.try_into_panic() {
-            Ok(panic) => DataError::from_panic(file, &*panic),
-            Err(cancelled) => DataError::bad_file(file, cancelled.to_string()),
-        })
+        let decoded = blocking(move || work(&source)).await;
+        decoded.unwrap_or_else(|broken| Err(DataError::broken(self.0.file.url(), &broken)))
     }
 
     /// The cause of a decoder's error: the store or the file.
@@ -112,7 +98,10 @@ impl Source {
         if let Some(bytes) = self.cached(&range).filter(whole) {
             return Ok(bytes);
         }
-        self.0.runtime.block_on(self.0.file.read_range(range)).map_err(|error| {
+        let file = self.0.file.clone();
+        let fetched = wait(async move { file.read_range(range).await });
+        let fetched = fetched.map_err(|broken| ParquetError::General(broken.to_string()))?;
+        fetched.map_err(|error| {
             let message = error.to_string();
             self.state().failure = Some(error);
             ParquetError::General(message)

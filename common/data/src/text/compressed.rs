@@ -4,8 +4,8 @@
 use std::io::{self, BufRead, ErrorKind, Read};
 
 use bytes::{Buf, Bytes};
+use steadfast_host::task::blocking;
 use steadfast_store::{Location, StoreError};
-use tokio::task::spawn_blocking;
 
 use super::BLOCK_BYTES;
 use crate::error::DataError;
@@ -167,10 +167,7 @@ async fn run_blocking<T: Send + 'static>(
     file: &str,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, DataError> {
-    spawn_blocking(work).await.map_err(|failed| match failed.try_into_panic() {
-        Ok(panic) => DataError::from_panic(file, &*panic),
-        Err(cancelled) => DataError::bad_file(file, cancelled.to_string()),
-    })
+    blocking(work).await.map_err(|broken| DataError::broken(file, &broken))
 }
 
 #[cfg(test)]
