@@ -10,6 +10,7 @@ use toml::de::{DeTable, DeValue, Deserializer};
 
 use crate::dataset::hex;
 use crate::elastic::ElasticSpec;
+use crate::shape::keys_of;
 use crate::spec::JobSpec;
 use crate::spec_errors::SpecError;
 
@@ -22,8 +23,6 @@ pub enum JobFile {
 
 /// What a job file of one kind may contain.
 trait Described: DeserializeOwned {
-    /// Every key by its full path; also the candidates for suggestions.
-    const KEYS: &[&str];
     /// Sections whose keys are names that the file chooses.
     const NAMED: &[&str] = &[];
     /// Keys without a default.
@@ -35,7 +34,6 @@ trait Described: DeserializeOwned {
 }
 
 impl Described for JobSpec {
-    const KEYS: &[&str] = TRAINING_KEYS;
     const NAMED: &[&str] = &["tables"];
     const REQUIRED: &[&str] =
         &["name", "dataset", "dataset.source", "dataset.format", "model", "model.kind"];
@@ -51,8 +49,6 @@ impl Described for JobSpec {
 }
 
 impl Described for ElasticSpec {
-    const KEYS: &[&str] =
-        &["name", "nodes", "nodes.min", "nodes.max", "nodes.last_call", "nodes.join_timeout"];
     const REQUIRED: &[&str] = &["name", "nodes", "nodes.min", "nodes.max"];
     const MINIMAL: &str = r#"
         name = "x"
@@ -64,103 +60,22 @@ impl Described for ElasticSpec {
     }
 }
 
-const TRAINING_KEYS: &[&str] = &[
-    "name",
-    "seed",
-    "mode",
-    "passes",
-    "steps",
-    "dataset",
-    "dataset.source",
-    "dataset.format",
-    "dataset.features",
-    "dataset.label",
-    "dataset.categories",
-    "dataset.columns",
-    "dataset.crosses",
-    "dataset.types",
-    "dataset.missing",
-    "dataset.transform",
-    "dataset.feature_scale",
-    "dataset.follow",
-    "dataset.records_per_task",
-    "dataset.header",
-    "model",
-    "model.kind",
-    "model.classes",
-    "model.factors",
-    "model.hidden",
-    "model.activation",
-    "model.dropout",
-    "model.options",
-    "model.entry",
-    "model.script",
-    "model.device",
-    "model.min_records",
-    "optimizer",
-    "optimizer.kind",
-    "optimizer.momentum",
-    "optimizer.nesterov",
-    "optimizer.beta1",
-    "optimizer.beta2",
-    "optimizer.rho",
-    "optimizer.epsilon",
-    "optimizer.initial_accumulator",
-    "optimizer.learning_rate_power",
-    "optimizer.l1",
-    "optimizer.l2",
-    "optimizer.weight_decay",
-    "optimizer.clip_value",
-    "optimizer.clip_norm",
-    "learning_rate",
-    "learning_rate.schedule",
-    "learning_rate.base",
-    "learning_rate.warmup_steps",
-    "learning_rate.every_steps",
-    "learning_rate.gamma",
-    "learning_rate.decay_steps",
-    "learning_rate.end",
-    "learning_rate.power",
-    "tables",
-    "sync",
-    "sync.lanes",
-    "sync.micro_batch",
-    "async",
-    "async.batch",
-    "async.push_every",
-    "async.pull_every",
-    "async.max_staleness",
-    "async.lost_pserver",
-    "gradients",
-    "gradients.compression",
-    "gradients.keep",
-    "tasks",
-    "tasks.deadline",
-    "tasks.failures_max",
-    "evaluation",
-    "evaluation.fraction",
-    "evaluation.every_passes",
-    "checkpoint",
-    "checkpoint.every",
-    "checkpoint.every_steps",
-    "checkpoint.keep",
-];
-
-/// Models that every trainer supports.
-pub const BUILT_IN_MODELS: &[&str] = &["linear", "softmax", "mlp", "fm", "deepfm", "wide-deep"];
-
-/// The built-in models of categories.
-pub const CATEGORICAL_MODELS: &[&str] = &["fm", "deepfm", "wide-deep"];
-
-/// The kind of models that compute in Python.
-pub const PYTHON_MODEL: &str = "python";
-
 /// The errors of a job file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", .errors.join("\n"))]
 pub struct JobFileError {
     /// One message for each error, in the order of the file; never empty.
     pub errors: Vec<String>,
+}
+
+/// Returns the paths of all keys of the file of a training job, such as `sync.lanes`, and of its sections.
+pub fn training_keys() -> Vec<String> {
+    keys_of::<JobSpec>()
+}
+
+/// Returns the paths of all keys of the file of an elastic job, and of its sections.
+pub fn elastic_keys() -> Vec<String> {
+    keys_of::<ElasticSpec>()
 }
 
 /// Parses the file (TOML) of a job of either kind, and checks it.
@@ -222,6 +137,8 @@ fn read<T: Described>(text: &str, document: DeTable<'_>) -> Result<T, JobFileErr
 /// Reads a job file key by key, so that an invalid key does not hide errors of others.
 struct Reader<'a, T> {
     text: &'a str,
+    /// Every key by its full path; also the candidates for suggestions.
+    keys: Vec<String>,
     /// Offset of each key in the file.
     offsets: BTreeMap<String, usize>,
     /// The job file with the valid keys only, and with placeholders for missing ones.
@@ -229,7 +146,7 @@ struct Reader<'a, T> {
     /// Missing keys, and keys with invalid values: checks that depend on them are skipped.
     invalid: BTreeSet<String>,
     /// Suggestions for unknown keys.
-    suggested: BTreeSet<&'static str>,
+    suggested: BTreeSet<String>,
     /// Errors with their offsets.
     errors: Vec<(usize, String)>,
     spec: PhantomData<T>,
@@ -239,6 +156,7 @@ impl<'a, T: Described> Reader<'a, T> {
     fn new(text: &'a str) -> Self {
         Self {
             text,
+            keys: keys_of::<T>(),
             offsets: BTreeMap::new(),
             valid: minimal::<T>(),
             invalid: BTreeSet::new(),
@@ -251,7 +169,7 @@ impl<'a, T: Described> Reader<'a, T> {
     fn read_tables(&mut self, document: DeTable<'a>) {
         for (name, value) in document {
             let (offset, name) = (name.span().start, name.into_inner());
-            if !is_table::<T>(&name) {
+            if !self.is_table(&name) {
                 self.read(None, &name, offset, value);
                 continue;
             }
@@ -272,10 +190,10 @@ impl<'a, T: Described> Reader<'a, T> {
     fn read(&mut self, table: Option<&str>, key: &str, offset: usize, value: Spanned<DeValue<'a>>) {
         let path = table.map_or_else(|| key.to_owned(), |table| format!("{table}.{key}"));
         let is_named = table.is_some_and(|table| T::NAMED.contains(&table));
-        if !is_named && !T::KEYS.contains(&path.as_str()) {
-            let meant = nearest(&path, T::KEYS.iter().copied());
+        if !is_named && !self.keys.contains(&path) {
+            let meant = nearest(&path, self.keys.iter().map(String::as_str));
             self.errors.push((offset, unknown_error(&path, meant)));
-            self.suggested.extend(meant);
+            self.suggested.extend(meant.map(str::to_owned));
             return;
         }
         self.offsets.insert(path.clone(), offset);
@@ -295,7 +213,7 @@ impl<'a, T: Described> Reader<'a, T> {
             let is_missing = !self.offsets.contains_key(*key) && !self.is_invalid(key);
             if is_missing {
                 let offset = self.offset(&[(*key).to_owned()]);
-                let shown = if is_table::<T>(key) { format!("[{key}]") } else { (*key).to_owned() };
+                let shown = if self.is_table(key) { format!("[{key}]") } else { (*key).to_owned() };
                 self.errors.push((offset, format!("`{shown}` is missing")));
                 self.invalid.insert((*key).to_owned());
             }
@@ -327,6 +245,11 @@ impl<'a, T: Described> Reader<'a, T> {
         [key, table].into_iter().any(|key| self.invalid.contains(key) || is_misspelled(key))
     }
 
+    fn is_table(&self, key: &str) -> bool {
+        let is_in = |known: &String| known.split_once('.').is_some_and(|(table, _)| table == key);
+        T::NAMED.contains(&key) || self.keys.iter().any(is_in)
+    }
+
     /// Returns the offset of the first of these keys that is in the file. If there is none, returns the
     /// offset of the first key's table, or the end of the file without that table; for a key outside of
     /// tables, the beginning of the file.
@@ -335,18 +258,12 @@ impl<'a, T: Described> Reader<'a, T> {
             return *offset;
         }
         match keys.first().map(|key| key.split_once('.').map_or(key.as_str(), |it| it.0)) {
-            Some(table) if is_table::<T>(table) => {
+            Some(table) if self.is_table(table) => {
                 self.offsets.get(table).copied().unwrap_or(self.text.len())
             }
             Some(_) | None => 0,
         }
     }
-}
-
-fn is_table<T: Described>(key: &str) -> bool {
-    let is_fixed =
-        || T::KEYS.iter().any(|known| known.split_once('.').is_some_and(|(table, _)| table == key));
-    T::NAMED.contains(&key) || is_fixed()
 }
 
 fn minimal<T: Described>() -> DeTable<'static> {
@@ -576,21 +493,27 @@ mod tests {
     }
 
     #[test]
-    fn every_known_key_belongs_to_a_job_and_required_keys_have_no_default() {
-        check_keys::<JobSpec>();
-        check_keys::<ElasticSpec>();
+    fn required_keys_have_no_default() {
+        check_required::<JobSpec>();
+        check_required::<ElasticSpec>();
     }
 
-    fn check_keys<T: Described>() {
-        let never = Spanned::new(0..0, DeValue::parse("[[]]").unwrap().into_inner());
-        for key in T::KEYS.iter().filter(|key| !is_table::<T>(key)) {
-            let (table, name) = key.split_once('.').map_or((None, *key), |it| (Some(it.0), it.1));
-            let mut document = minimal::<T>();
-            put(&mut document, table, name, never.clone());
-            assert!(deserialize::<T>(document).is_err(), "{key} is in KEYS but not in the spec");
+    #[test]
+    fn the_keys_of_a_file_are_those_of_its_type() {
+        let elastic =
+            ["name", "nodes", "nodes.min", "nodes.max", "nodes.last_call", "nodes.join_timeout"];
+        assert_eq!(elastic_keys(), elastic);
+        let training = training_keys();
+        for key in ["async.lost_pserver", "tables", "gradients.keep", "model.options", "checkpoint"]
+        {
+            assert!(training.iter().any(|known| known == key), "{key}");
         }
+        assert!(training.iter().all(|key| key.matches('.').count() < 2), "{training:?}");
+    }
+
+    fn check_required<T: Described>() {
         for key in T::REQUIRED {
-            assert!(T::KEYS.contains(key));
+            assert!(keys_of::<T>().iter().any(|known| known == key));
             let mut document = minimal::<T>();
             match key.split_once('.') {
                 None => drop(document.remove(*key)),

@@ -1,12 +1,14 @@
 //! Checks the settings of the optimizer and the learning rate: invalid values, and values that the chosen
 //! rule or schedule would silently ignore.
 
-use crate::spec::{LearningRateSpec, OptimizerKind, OptimizerSpec, Schedule};
+use serde::Serialize;
+
+use crate::spec::{LearningRateSpec, OptimizerKind, OptimizerSpec};
 use crate::spec_errors::SpecError;
 
 /// Returns the errors of the optimizer's settings.
 pub fn optimizer(spec: &OptimizerSpec) -> Vec<SpecError> {
-    let mut section = Section::new("optimizer", "kind", rule_name(spec.kind));
+    let mut section = Section::new("optimizer", "kind", name_of(spec.kind));
     section.check("momentum", spec.momentum, &["momentum", "rmsprop"], Range::Share);
     section.only("nesterov", spec.nesterov.is_some(), &["momentum"]);
     section.check("beta1", spec.beta1, &["adam", "adamw"], Range::Share);
@@ -35,7 +37,7 @@ pub fn optimizer(spec: &OptimizerSpec) -> Vec<SpecError> {
 
 /// Returns the errors of the learning rate's settings.
 pub fn learning_rate(spec: &LearningRateSpec) -> Vec<SpecError> {
-    let mut section = Section::new("learning_rate", "schedule", schedule_name(spec.schedule));
+    let mut section = Section::new("learning_rate", "schedule", name_of(spec.schedule));
     let (repeated, bounded) = (["step", "exponential"], ["polynomial", "cosine"]);
     section.range("base", Some(spec.base), Range::Positive);
     section.need_count("every_steps", spec.every_steps, &repeated);
@@ -44,7 +46,7 @@ pub fn learning_rate(spec: &LearningRateSpec) -> Vec<SpecError> {
     section.need_count("decay_steps", spec.decay_steps, &bounded);
     section.check("end", spec.end, &bounded, Range::NotNegative);
     section.check("power", spec.power, &["polynomial"], Range::Positive);
-    if bounded.contains(&section.choice) && spec.end.is_some_and(|end| spec.base < end) {
+    if section.is_one_of(&bounded) && spec.end.is_some_and(|end| spec.base < end) {
         let text = "`learning_rate.end` must not exceed `learning_rate.base`";
         section.error(&["end", "base", "schedule"], text);
     }
@@ -90,13 +92,17 @@ struct Section {
     name: &'static str,
     /// The key that decides.
     chooser: &'static str,
-    choice: &'static str,
+    choice: String,
     errors: Vec<SpecError>,
 }
 
 impl Section {
-    fn new(name: &'static str, chooser: &'static str, choice: &'static str) -> Self {
+    fn new(name: &'static str, chooser: &'static str, choice: String) -> Self {
         Self { name, chooser, choice, errors: Vec::new() }
+    }
+
+    fn is_one_of(&self, choices: &[&str]) -> bool {
+        choices.contains(&self.choice.as_str())
     }
 
     fn error(&mut self, keys: &[&str], text: impl Into<String>) {
@@ -108,7 +114,7 @@ impl Section {
     /// Checks that a number applies, and its range if it does.
     fn check(&mut self, key: &str, value: Option<f32>, users: &[&str], range: Range) {
         self.only(key, value.is_some(), users);
-        if users.contains(&self.choice) {
+        if self.is_one_of(users) {
             self.range(key, value, range);
         }
     }
@@ -123,7 +129,7 @@ impl Section {
 
     /// Checks that a key is set only if it applies.
     fn only(&mut self, key: &str, is_given: bool, users: &[&str]) {
-        if is_given && !users.contains(&self.choice) {
+        if is_given && !self.is_one_of(users) {
             let users: Vec<String> = users.iter().map(|user| format!("`{user}`")).collect();
             let text = format!(
                 "`{}.{key}` does not apply to `{}`; remove it or choose {}",
@@ -137,7 +143,7 @@ impl Section {
 
     /// Checks that a required key is set.
     fn need(&mut self, key: &str, is_given: bool, users: &[&str]) {
-        if !is_given && users.contains(&self.choice) {
+        if !is_given && self.is_one_of(users) {
             let text = format!("`{}` requires `{}.{key}`", self.choice, self.name);
             self.error(&[key, self.chooser], text);
         }
@@ -146,34 +152,17 @@ impl Section {
     fn need_count(&mut self, key: &str, value: Option<u64>, users: &[&str]) {
         self.need(key, value.is_some(), users);
         self.only(key, value.is_some(), users);
-        if value == Some(0) && users.contains(&self.choice) {
+        if value == Some(0) && self.is_one_of(users) {
             let text = format!("`{}.{key}` must be at least 1", self.name);
             self.error(&[key, self.chooser], text);
         }
     }
 }
 
-fn rule_name(kind: OptimizerKind) -> &'static str {
-    match kind {
-        OptimizerKind::Sgd => "sgd",
-        OptimizerKind::Momentum => "momentum",
-        OptimizerKind::Adagrad => "adagrad",
-        OptimizerKind::Adadelta => "adadelta",
-        OptimizerKind::Rmsprop => "rmsprop",
-        OptimizerKind::Adam => "adam",
-        OptimizerKind::Adamw => "adamw",
-        OptimizerKind::Ftrl => "ftrl",
-    }
-}
-
-fn schedule_name(schedule: Schedule) -> &'static str {
-    match schedule {
-        Schedule::Constant => "constant",
-        Schedule::Step => "step",
-        Schedule::Exponential => "exponential",
-        Schedule::Polynomial => "polynomial",
-        Schedule::Cosine => "cosine",
-    }
+/// Returns the name of a choice in a job file.
+fn name_of(choice: impl Serialize) -> String {
+    let name = serde_json::to_value(choice).ok();
+    name.and_then(|name| name.as_str().map(str::to_owned)).expect("a choice is a name")
 }
 
 #[cfg(test)]

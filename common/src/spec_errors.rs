@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use crate::compression::Compression;
-use crate::job_file::{BUILT_IN_MODELS, CATEGORICAL_MODELS, PYTHON_MODEL};
+use crate::models::{self, BuiltIn, Inputs, PYTHON};
 use crate::optimizer_errors;
 use crate::spec::{DataFormat, Header, JobSpec, LANES_MAX, Mode, TableSpec, Transform};
 
@@ -269,7 +269,7 @@ impl JobSpec {
             let text = format!("`{key}` and `dataset.columns` are mutually exclusive; remove one");
             errors.push(SpecError::new(&[key, "dataset.columns"], text));
         }
-        if BUILT_IN_MODELS.contains(&self.model.kind.as_str()) {
+        if BuiltIn::of(&self.model.kind).is_some() {
             errors.push(SpecError::new(
                 &["dataset.columns", "model.kind"],
                 format!(
@@ -303,66 +303,32 @@ impl JobSpec {
     fn model_errors(&self, errors: &mut Vec<SpecError>) {
         let model = &self.model;
         let kind = model.kind.as_str();
-        let is_built_in = BUILT_IN_MODELS.contains(&kind);
-        let (takes_categories, has_categories) =
-            (CATEGORICAL_MODELS.contains(&kind), !self.dataset.categories.is_empty());
+        let built_in = BuiltIn::of(kind);
+        let takes_categories = built_in.is_some_and(|it| it.inputs == Inputs::Categories);
+        let has_categories = !self.dataset.categories.is_empty();
         let mut error = |key: &str, text: String| {
             errors.push(SpecError::new(&[key, "model.kind"], text));
         };
-        if has_categories && !takes_categories && (is_built_in || kind == PYTHON_MODEL) {
-            let text = format!(
-                "`dataset.categories` does not apply to `{kind}`; choose `{}`",
-                CATEGORICAL_MODELS.join("`, `")
-            );
+        if has_categories && !takes_categories && (built_in.is_some() || kind == PYTHON) {
+            let others = models::names(|it| it.inputs == Inputs::Categories);
+            let text = format!("`dataset.categories` does not apply to `{kind}`; choose {others}");
             error("dataset.categories", text);
         }
         if takes_categories && !has_categories && self.dataset.columns.is_empty() {
             let text = format!("`{kind}` requires `dataset.categories`");
             error("dataset.categories", text);
         }
-        if model.factors.is_some() && !takes_categories {
-            let text = format!("`model.factors` does not apply to `{}`; remove it", model.kind);
-            error("model.factors", text);
-        }
-        if takes_categories && model.classes.is_some_and(|classes| classes != 2) {
-            let text = format!(
-                "`{kind}` tells two classes apart (`model.classes = 2`), or predicts a number"
-            );
-            error("model.classes", text);
-        }
-        if !(0.0..1.0).contains(&model.dropout) {
-            errors
-                .push(SpecError::new(&["model.dropout"], "`model.dropout` must lie in 0 ≤ … < 1"));
-        }
-        if model.hidden.contains(&0) {
-            errors.push(SpecError::new(&["model.hidden"], "`model.hidden` has a layer of width 0"));
-        }
-        match kind {
-            "mlp" | "deepfm" | "wide-deep" if model.hidden.is_empty() => {
-                errors.push(SpecError::new(
-                    &["model.hidden", "model.kind"],
-                    format!("`{kind}` requires `model.hidden`, for example [64, 32]"),
-                ));
-            }
-            "softmax" if model.classes.is_none() => {
-                errors.push(SpecError::new(
-                    &["model.classes", "model.kind"],
-                    "`softmax` requires `model.classes`",
-                ));
-            }
-            "linear" if model.classes.is_some() => {
-                errors.push(SpecError::new(
-                    &["model.classes", "model.kind"],
-                    "`model.classes` does not apply to `linear`; remove it",
-                ));
-            }
-            PYTHON_MODEL if model.entry.is_none() && model.script.is_none() => {
-                errors.push(SpecError::new(
-                    &["model.entry", "model.kind"],
-                    "`python` requires `model.entry`, for example \"digits:build\", or `model.script`",
-                ));
-            }
-            _ => {}
+        errors.extend(model.errors());
+        self.python_errors(errors);
+    }
+
+    fn python_errors(&self, errors: &mut Vec<SpecError>) {
+        let model = &self.model;
+        if model.kind == PYTHON && model.entry.is_none() && model.script.is_none() {
+            errors.push(SpecError::new(
+                &["model.entry", "model.kind"],
+                "`python` requires `model.entry`, for example \"digits:build\", or `model.script`",
+            ));
         }
         if model.entry.as_ref().is_some_and(|entry| entry.starts_with("__main__:")) {
             errors.push(SpecError::new(
@@ -378,7 +344,7 @@ impl JobSpec {
             ("model.device", &model.device),
         ];
         for (key, value) in of_python {
-            if value.is_some() && model.kind != PYTHON_MODEL {
+            if value.is_some() && model.kind != PYTHON {
                 errors.push(SpecError::new(
                     &[key, "model.kind"],
                     format!("`{key}` does not apply to `{}`; remove it", model.kind),
@@ -394,29 +360,6 @@ impl JobSpec {
                 &["model.device"],
                 format!("`model.device` is `{device}`; use \"cpu\" or \"cuda\", or \"cuda:1\" for a certain GPU"),
             ));
-        }
-        if is_built_in && !model.options.is_empty() {
-            errors.push(SpecError::new(
-                &["model.options", "model.kind"],
-                format!("`model.options` does not apply to `{kind}`; remove it"),
-            ));
-        }
-        if matches!(kind, "linear" | "softmax" | "fm") {
-            if !model.hidden.is_empty() {
-                errors.push(SpecError::new(
-                    &["model.hidden", "model.kind"],
-                    format!("`model.hidden` does not apply to `{}`; remove it", model.kind),
-                ));
-            }
-            if model.dropout != 0.0 {
-                errors.push(SpecError::new(
-                    &["model.dropout", "model.kind"],
-                    format!("`model.dropout` does not apply to `{}`; remove it", model.kind),
-                ));
-            }
-        }
-        if model.classes.is_some_and(|classes| classes < 2) {
-            errors.push(SpecError::new(&["model.classes"], "`model.classes` must be at least 2"));
         }
     }
 

@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use steadfast_agent::pass_on;
 use steadfast_common::error::ErrorKind;
-use steadfast_common::job_file::{self, BUILT_IN_MODELS, PYTHON_MODEL, nearest};
+use steadfast_common::job_file::{self, nearest};
 use steadfast_common::keys::Keys;
+use steadfast_common::models::{self, BUILT_IN, BuiltIn, PYTHON};
 use steadfast_common::records::{JobRecord, ResultRecord};
 use steadfast_common::spec::JobSpec;
 use steadfast_common::status::JobStatus;
@@ -133,14 +134,14 @@ fn read_job(path: &Path) -> Result<(PathBuf, JobSpec), Failure> {
 /// Rejects an unknown model: without a custom trainer only the built-in models exist.
 fn check_model(args: &LocalArgs, spec: &JobSpec) -> Result<(), Failure> {
     let kind = spec.model.kind.as_str();
-    if args.trainer_bin.is_some() || BUILT_IN_MODELS.contains(&kind) || kind == PYTHON_MODEL {
+    if args.trainer_bin.is_some() || BuiltIn::of(kind).is_some() || kind == PYTHON {
         return Ok(());
     }
-    let hint = match nearest(kind, BUILT_IN_MODELS.iter().copied()) {
+    let hint = match nearest(kind, BUILT_IN.iter().map(|model| model.name)) {
         Some(known) => format!("did you mean `{known}`?"),
         None => format!(
             "built-in models are {}; pass a trainer with your own model with --trainer-bin",
-            BUILT_IN_MODELS.join(", ")
+            models::names(|_| true)
         ),
     };
     Err(Failure::invalid(format!("{}: `model.kind` is `{kind}`; {hint}", args.job_file.display())))

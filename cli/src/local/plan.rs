@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use steadfast_common::error::ErrorKind;
-use steadfast_common::job_file::PYTHON_MODEL;
+use steadfast_common::models::PYTHON;
 use steadfast_common::spec::ModelSpec;
 use steadfast_process::{Failure, variable_of};
 
@@ -77,7 +77,7 @@ impl Programs {
         };
         let trainer = match &args.trainer_bin {
             Some(program) => TrainerProgram::Native(absolute(program)?),
-            None if model.kind == PYTHON_MODEL => {
+            None if model.kind == PYTHON => {
                 TrainerProgram::Python(Python::find(args, model, &directory)?)
             }
             None => TrainerProgram::Native(directory.join("steadfast-trainer")),

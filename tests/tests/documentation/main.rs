@@ -1,7 +1,8 @@
 //! Checks that the documentation matches the repository: no merge conflict markers, no dead links, no
-//! commands that are unknown to the programs or the Makefile. `make verify` runs this.
+//! commands that are unknown to the programs or the Makefile, each key of a job file. `make verify` runs this.
 
 mod commands;
+mod job_file;
 mod links;
 mod merge;
 mod pages;
@@ -37,6 +38,11 @@ fn commands_on_pages_exist_in_help() {
     let known = Known { programs: programs::ours(), makefile: Makefile::ours() };
     let errors: Vec<String> = pages.iter().flat_map(|it| commands::unknown(it, &known)).collect();
     report(&errors);
+}
+
+#[test]
+fn each_key_of_a_job_file_has_a_row() {
+    report(&job_file::differences(&read("docs/job-file.md").expect("it is text")));
 }
 
 fn markdown(tracked: &[String]) -> Vec<Page> {

@@ -49,10 +49,9 @@ impl Deep {
         embedding: Embedding,
         loss: Loss,
         first: usize,
-    ) -> Result<Self, ModelError> {
+    ) -> Self {
         let width = inputs.columns * embedding.values.len() + inputs.features;
-        let network = Network::part(spec, width, loss, first)?;
-        Ok(Self { inputs, embedding, network })
+        Self { inputs, embedding, network: Network::part(spec, width, loss, first) }
     }
 
     pub fn parameters(&self) -> Vec<ParamSpec> {

@@ -24,12 +24,12 @@ pub(crate) struct DeepFm {
 
 impl DeepFm {
     /// With the loss of the factorization machine.
-    pub(crate) fn new(spec: &ModelSpec, inputs: Inputs) -> Result<Self, ModelError> {
-        let machine = FactorizationMachine::new(spec, inputs.features)?;
-        let loss = Loss::of_one_output(spec)?;
+    pub(crate) fn new(spec: &ModelSpec, inputs: Inputs) -> Self {
+        let machine = FactorizationMachine::new(spec, inputs.features);
+        let loss = Loss::of_one_output(spec);
         let first = machine.parameters().len();
-        let deep = Deep::new(spec, inputs, machine.embedding(), loss, first)?;
-        Ok(Self { machine, deep, loss })
+        let deep = Deep::new(spec, inputs, machine.embedding(), loss, first);
+        Self { machine, deep, loss }
     }
 }
 

@@ -9,7 +9,7 @@ use ndarray::Array2;
 use steadfast_common::layout::ParamSpec;
 use steadfast_common::random::Random;
 use steadfast_common::spec::ModelSpec;
-use steadfast_common::table::{Initial, WIDTH_MAX};
+use steadfast_common::table::Initial;
 
 use crate::batch::{Batch, MicroBatch};
 use crate::categories::{self, Categories};
@@ -46,9 +46,8 @@ struct Feature<'a> {
 
 impl FactorizationMachine {
     /// With the logistic loss for two classes, otherwise the squared one.
-    pub(crate) fn new(spec: &ModelSpec, numbers: usize) -> Result<Self, ModelError> {
-        let loss = Loss::of_one_output(spec)?;
-        Ok(Self { numbers, factors: factors(spec)?, loss })
+    pub(crate) fn new(spec: &ModelSpec, numbers: usize) -> Self {
+        Self { numbers, factors: factors(spec), loss: Loss::of_one_output(spec) }
     }
 
     /// Where the factors of a category are in its row.
@@ -158,13 +157,8 @@ impl FactorizationMachine {
 }
 
 /// Returns the number of factors of each category.
-pub(crate) fn factors(spec: &ModelSpec) -> Result<usize, ModelError> {
-    let factors = spec.factors.unwrap_or(8);
-    if !(1..WIDTH_MAX).contains(&factors) {
-        let errors = vec![format!("`model.factors` must be from 1 to {}", WIDTH_MAX - 1)];
-        return Err(ModelError::BadSpec { errors });
-    }
-    Ok(factors)
+pub(crate) fn factors(spec: &ModelSpec) -> usize {
+    spec.factors.unwrap_or(8)
 }
 
 /// Adds the gradient of one feature, given that of the prediction and the sums of the factors.

@@ -60,7 +60,7 @@ fn gradient(activation: Activation) -> Parameters {
         device: None,
         min_records: None,
     };
-    let model = Network::mlp(&spec, 13).expect("the spec is fixed and valid");
+    let model = Network::new(&spec, 13);
     let mut parameters = Parameters::zeros(Arc::new(Layout::new(model.parameters())));
     model.initialize(1, &mut parameters).expect("built-in models start anywhere");
     let records = Records {

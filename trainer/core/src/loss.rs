@@ -21,16 +21,10 @@ pub(crate) enum Loss {
 
 impl Loss {
     /// Returns the loss of a model with one output: logistic for two classes, and squared without classes.
-    pub(crate) fn of_one_output(spec: &ModelSpec) -> Result<Self, ModelError> {
+    pub(crate) fn of_one_output(spec: &ModelSpec) -> Self {
         match spec.classes {
-            None => Ok(Self::Squared),
-            Some(2) => Ok(Self::Logistic),
-            Some(_) => {
-                let kind = &spec.kind;
-                let errors =
-                    vec![format!("`{kind}` tells two classes apart, or predicts a number")];
-                Err(ModelError::BadSpec { errors })
-            }
+            None => Self::Squared,
+            Some(_) => Self::Logistic,
         }
     }
 

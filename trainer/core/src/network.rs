@@ -49,58 +49,23 @@ enum Before {
 }
 
 impl Network {
-    /// Linear regression: one output, squared loss.
-    pub(crate) fn linear(spec: &ModelSpec, features: usize) -> Result<Self, ModelError> {
-        let mut errors = depth_errors(spec);
-        if spec.classes.is_some() {
-            errors.push("`model.classes` means nothing to `linear`; choose `softmax`".into());
-        }
-        Self::checked(spec, features, Loss::Squared, errors)
+    /// Creates a network whose settings were checked: linear regression (one output, squared loss), softmax regression
+    /// or a multi-layer perceptron (with `classes` one output per class and cross-entropy, otherwise as linear
+    /// regression).
+    pub(crate) fn new(spec: &ModelSpec, features: usize) -> Self {
+        let loss = match spec.classes {
+            Some(classes) => Loss::CrossEntropy { classes },
+            None => Loss::Squared,
+        };
+        Self::part(spec, features, loss, 0)
     }
 
-    /// Softmax regression: one output per class, cross-entropy.
-    pub(crate) fn softmax(spec: &ModelSpec, features: usize) -> Result<Self, ModelError> {
-        let mut errors = depth_errors(spec);
-        if spec.classes.is_none() {
-            errors.push("`softmax` needs `model.classes`".into());
-        }
-        Self::checked(spec, features, loss_of(spec), errors)
-    }
-
-    /// A multi-layer perceptron: cross-entropy with `classes`, otherwise squared loss.
-    pub(crate) fn mlp(spec: &ModelSpec, features: usize) -> Result<Self, ModelError> {
-        Self::checked(spec, features, loss_of(spec), perceptron_errors(spec))
-    }
-
-    /// A multi-layer perceptron with one output, whose parameters begin at index `first` of those of a model.
-    pub(crate) fn part(
-        spec: &ModelSpec,
-        inputs: usize,
-        loss: Loss,
-        first: usize,
-    ) -> Result<Self, ModelError> {
-        let network = Self::checked(spec, inputs, loss, perceptron_errors(spec))?;
-        Ok(Self { first, ..network })
-    }
-
-    fn checked(
-        spec: &ModelSpec,
-        features: usize,
-        loss: Loss,
-        mut errors: Vec<String>,
-    ) -> Result<Self, ModelError> {
-        if spec.classes.is_some_and(|classes| classes < 2) {
-            errors.push("`model.classes` must be at least 2".into());
-        }
-        let unknown = |key| format!("`model.options.{key}` means nothing to `{}`", spec.kind);
-        errors.extend(spec.options.keys().map(unknown));
-        if !errors.is_empty() {
-            return Err(ModelError::BadSpec { errors });
-        }
-        let mut widths = vec![features];
+    /// Creates a multi-layer perceptron whose parameters begin at index `first` of those of a model.
+    pub(crate) fn part(spec: &ModelSpec, inputs: usize, loss: Loss, first: usize) -> Self {
+        let mut widths = vec![inputs];
         widths.extend_from_slice(&spec.hidden);
         widths.push(loss.outputs());
-        Ok(Self { widths, activation: spec.activation, dropout: spec.dropout, loss, first: 0 })
+        Self { widths, activation: spec.activation, dropout: spec.dropout, loss, first }
     }
 
     fn layers(&self) -> usize {
@@ -316,40 +281,6 @@ impl Model for Network {
     fn metric(&self) -> Metric {
         self.loss.metric()
     }
-}
-
-fn loss_of(spec: &ModelSpec) -> Loss {
-    match spec.classes {
-        Some(classes) => Loss::CrossEntropy { classes },
-        None => Loss::Squared,
-    }
-}
-
-/// Returns the errors of the settings of hidden layers.
-fn perceptron_errors(spec: &ModelSpec) -> Vec<String> {
-    let mut errors = Vec::new();
-    if spec.hidden.is_empty() || spec.hidden.contains(&0) {
-        let kind = &spec.kind;
-        errors.push(format!("`{kind}` needs `model.hidden`: the width of each hidden layer"));
-    }
-    if !(0.0..1.0).contains(&spec.dropout) {
-        errors.push(format!(
-            "`model.dropout` is {}, but must be at least 0 and below 1",
-            spec.dropout
-        ));
-    }
-    errors
-}
-
-/// Returns the errors of a model without hidden layers that has settings for them.
-fn depth_errors(spec: &ModelSpec) -> Vec<String> {
-    let given = [
-        ("hidden", !spec.hidden.is_empty()),
-        ("activation", spec.activation != Activation::default()),
-        ("dropout", spec.dropout != 0.0),
-    ];
-    let error = |key| format!("`model.{key}` means nothing to `{}`; choose `mlp`", spec.kind);
-    given.iter().filter(|(_, is_given)| *is_given).map(|(key, _)| error(key)).collect()
 }
 
 fn input_of<'a>(

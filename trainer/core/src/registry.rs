@@ -30,17 +30,28 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Creates a registry of `linear`, `softmax`, `mlp`, `fm`, `deepfm` and `wide-deep`.
+    /// Creates a registry of the [built-in models](steadfast_common::models::BUILT_IN).
     pub fn built_in() -> Self {
         let mut registry = Self { factories: BTreeMap::new() };
-        registry.register("linear", |spec, it| Ok(Box::new(Network::linear(spec, it.features)?)));
-        registry.register("softmax", |spec, it| Ok(Box::new(Network::softmax(spec, it.features)?)));
-        registry.register("mlp", |spec, it| Ok(Box::new(Network::mlp(spec, it.features)?)));
-        let fm = FactorizationMachine::new;
-        registry.register("fm", move |spec, it| Ok(Box::new(fm(spec, it.features)?)));
-        registry.register("deepfm", |spec, it| Ok(Box::new(DeepFm::new(spec, it)?)));
-        registry.register("wide-deep", |spec, it| Ok(Box::new(WideAndDeep::new(spec, it)?)));
+        for name in ["linear", "softmax", "mlp"] {
+            registry.checked(name, |spec, it| Box::new(Network::new(spec, it.features)));
+        }
+        registry.checked("fm", |spec, it| Box::new(FactorizationMachine::new(spec, it.features)));
+        registry.checked("deepfm", |spec, it| Box::new(DeepFm::new(spec, it)));
+        registry.checked("wide-deep", |spec, it| Box::new(WideAndDeep::new(spec, it)));
         registry
+    }
+
+    /// Adds a model that is built from settings without errors.
+    fn checked(&mut self, name: &str, build: fn(&ModelSpec, Inputs) -> Box<dyn Model>) {
+        self.register(name, move |spec, inputs| {
+            let errors: Vec<String> = spec.errors().into_iter().map(|error| error.text).collect();
+            if errors.is_empty() {
+                Ok(build(spec, inputs))
+            } else {
+                Err(ModelError::BadSpec { errors })
+            }
+        });
     }
 
     /// Adds a model, replacing an existing one of the same name. All trainers of a job must register the same
@@ -77,5 +88,20 @@ impl Registry {
 impl Default for Registry {
     fn default() -> Self {
         Self::built_in()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use steadfast_common::models::BUILT_IN;
+
+    use super::*;
+
+    #[test]
+    fn a_trainer_has_each_model_that_a_job_file_may_name() {
+        let named: BTreeSet<&str> = BUILT_IN.iter().map(|model| model.name).collect();
+        assert_eq!(named, Registry::built_in().names().collect());
     }
 }

@@ -31,12 +31,11 @@ pub(crate) struct WideAndDeep {
 
 impl WideAndDeep {
     /// With the logistic loss for two classes, otherwise the squared one.
-    pub(crate) fn new(spec: &ModelSpec, inputs: Inputs) -> Result<Self, ModelError> {
-        let loss = Loss::of_one_output(spec)?;
-        let factors = factors(spec)?;
+    pub(crate) fn new(spec: &ModelSpec, inputs: Inputs) -> Self {
+        let (loss, factors) = (Loss::of_one_output(spec), factors(spec));
         let embedding = Embedding { table: DEEP, values: 0..factors };
-        let deep = Deep::new(spec, inputs, embedding, loss, TABLES)?;
-        Ok(Self { factors, deep, loss })
+        let deep = Deep::new(spec, inputs, embedding, loss, TABLES);
+        Self { factors, deep, loss }
     }
 
     /// Returns the sum of the weights of each record's categories.

@@ -233,12 +233,17 @@ fn every_error_of_a_spec_is_named() {
             other => panic!("expected errors, found {other:?}"),
         };
         let found = errors(ModelSpec { classes: Some(3), ..valid.clone() });
-        assert_eq!(found, [format!("`{kind}` tells two classes apart, or predicts a number")]);
+        assert_eq!(
+            found,
+            [format!(
+                "`{kind}` tells two classes apart (`model.classes = 2`), or predicts a number"
+            )]
+        );
         let found = errors(ModelSpec { factors: Some(0), ..valid.clone() });
         assert_eq!(found, ["`model.factors` must be from 1 to 4095"]);
         let found = errors(ModelSpec { hidden: vec![], dropout: 1.0, ..valid });
-        let expected = format!("`{kind}` needs `model.hidden`: the width of each hidden layer");
-        assert_eq!((found.len(), &found[0]), (2, &expected));
+        let expected = format!("`{kind}` requires `model.hidden`, for example [64, 32]");
+        assert_eq!((found.len(), &found[1]), (2, &expected));
     }
 }
 

@@ -340,14 +340,14 @@ fn every_fault_of_a_model_is_named() {
         Some(ModelError::BadSpec { errors }) => errors,
         other => panic!("expected errors, found {other:?}"),
     };
-    assert_eq!(errors(&spec("softmax")), ["`softmax` needs `model.classes`"]);
+    assert_eq!(errors(&spec("softmax")), ["`softmax` requires `model.classes`"]);
     assert_eq!(errors(&ModelSpec { classes: Some(1), ..spec("softmax") }).len(), 1);
     assert_eq!(errors(&ModelSpec { classes: Some(3), dropout: 0.5, ..spec("linear") }).len(), 2);
     assert_eq!(errors(&ModelSpec { dropout: f32::NAN, ..spec("mlp") }).len(), 2);
     assert_eq!(errors(&ModelSpec { hidden: vec![8, 0], dropout: 1.0, ..spec("mlp") }).len(), 2);
     let options = [("width".to_string(), 3.into())].into();
     let errors = errors(&ModelSpec { options, ..softmax() });
-    assert_eq!(errors, ["`model.options.width` means nothing to `softmax`"]);
+    assert_eq!(errors, ["`model.options` does not apply to `softmax`; remove it"]);
 }
 
 #[test]
