@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Args;
+use steadfast_common::key_table::{KEYS, Writer};
 use steadfast_common::keys::Keys;
 use steadfast_common::role::Role;
 use steadfast_coord::{Etcd, Grant};
@@ -51,19 +52,19 @@ pub async fn run(args: EtcdUsersArgs) -> Result<ExitCode, Failure> {
 /// Returns the permissions that a role needs.
 fn grant(role: Role, job: &str, keys: &Keys) -> Grant {
     let all = format!("{}/", keys.root());
+    let writers: &[Writer] = match role {
+        Role::Pserver => &[Writer::Pserver],
+        // Agents and the launcher of an elastic job have the certificate of trainers.
+        Role::Trainer => &[Writer::Trainer, Writer::Agent, Writer::Launcher],
+        Role::Master | Role::Admin => &[],
+    };
+    let written = KEYS.iter().filter(|row| row.writers.iter().any(|it| writers.contains(it)));
     let writes = match role {
         // It owns the queues and deletes the keys below them.
         Role::Master => vec![all.clone()],
-        Role::Pserver => vec![keys.ps_prefix()],
-        // The agents and the launcher of an elastic job have the certificate of trainers.
-        Role::Trainer => vec![
-            keys.trainers_prefix(),
-            keys.numerics(),
-            keys.code(),
-            keys.agents_prefix(),
-            keys.launch_prefix(),
-        ],
-        Role::Admin => Vec::new(),
+        Role::Pserver | Role::Trainer | Role::Admin => {
+            written.map(|row| row.prefix(keys)).collect()
+        }
     };
     Grant { user: role.name().to_owned(), role: format!("{job}-{role}"), reads: vec![all], writes }
 }

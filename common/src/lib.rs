@@ -16,6 +16,7 @@ pub mod finite;
 pub mod given_up;
 pub mod ids;
 pub mod job_file;
+pub mod key_table;
 pub mod keys;
 pub mod lane_tree;
 pub mod launch;

@@ -9,7 +9,9 @@ use libfuzzer_sys::fuzz_target;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
+use steadfast_common::code::CodeRecord;
 use steadfast_common::elastic::{AnyJobRecord, ElasticJobRecord};
+use steadfast_common::given_up::GivenUpRecord;
 use steadfast_common::ids::Slot;
 use steadfast_common::launch::{HostRecord, LauncherRecord};
 use steadfast_common::layout::Layout;
@@ -18,6 +20,7 @@ use steadfast_common::records::*;
 use steadfast_common::rendezvous::{
     AgentRecord, NodeRecord, ReleaseRecord, RoundRecord, SharedRecord,
 };
+use steadfast_common::stream::{StreamPassRecord, StreamRecord};
 use steadfast_fuzz::{seeds, within};
 
 /// The shortest elements in JSON are `{}` in a list and a key of a map.
@@ -94,6 +97,21 @@ const CHECKS: &[fn(&[u8])] = &[
     },
     |json| {
         check::<HostRecord>(json);
+    },
+    |json| {
+        check::<WaitsRecord>(json);
+    },
+    |json| {
+        check::<CodeRecord>(json);
+    },
+    |json| {
+        check::<GivenUpRecord>(json);
+    },
+    |json| {
+        check::<StreamRecord>(json);
+    },
+    |json| {
+        check::<StreamPassRecord>(json);
     },
 ];
 

@@ -487,7 +487,10 @@ impl Run<'_> {
 fn removal(job: &str, directory: &str, is_etcd_embedded: bool) -> String {
     match is_etcd_embedded {
         true => format!("delete {directory}"),
-        false => format!("delete its keys in etcd: etcdctl del --prefix /jobs/{job}/"),
+        false => {
+            let keys = Keys::of_job(job);
+            format!("delete its keys in etcd: etcdctl del --prefix {}/", keys.root())
+        }
     }
 }
 

@@ -1,8 +1,10 @@
 //! Checks that the documentation matches the repository: no merge conflict markers, no dead links, no
-//! commands that are unknown to the programs or the Makefile, each key of a job file. `make verify` runs this.
+//! commands that are unknown to the programs or the Makefile, a row for each key of etcd and of a job file.
+//! `make verify` runs this.
 
 mod commands;
 mod job_file;
+mod keys;
 mod links;
 mod merge;
 mod pages;
@@ -38,6 +40,13 @@ fn commands_on_pages_exist_in_help() {
     let known = Known { programs: programs::ours(), makefile: Makefile::ours() };
     let errors: Vec<String> = pages.iter().flat_map(|it| commands::unknown(it, &known)).collect();
     report(&errors);
+}
+
+#[test]
+fn each_key_is_documented_and_its_record_fuzzed() {
+    let text = |path: &str| read(path).expect("it is text");
+    report(&keys::undocumented(&text("docs/protocol.md")));
+    report(&keys::not_fuzzed(&text("fuzz/targets/records.rs")));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use steadfast_common::ids::Generation;
+use steadfast_common::key_table::Key;
 use steadfast_common::keys::Keys;
 use steadfast_common::records::{CheckpointRecord, GenerationRecord};
 
@@ -79,26 +80,16 @@ impl<'a> Keyspace<'a> {
         }
     }
 
-    /// Whether only the acting master may change a key.
-    fn is_governed(&self, key: &str) -> bool {
-        let keys = self.keys;
-        let under = [
-            keys.tasks_prefix(),
-            keys.given_up_prefix(),
-            keys.checkpoints_prefix(),
-            keys.generations_prefix(),
-            keys.rendezvous_prefix(),
-            keys.stream_passes_prefix(),
-        ];
-        let single =
-            [keys.generation(), keys.init(), keys.evaluation(), keys.result(), keys.stream()];
-        under.iter().any(|prefix| key.starts_with(prefix)) || single.iter().any(|it| it == key)
+    /// Whether only the acting master may have made a change. The end of a lease also deletes its keys.
+    fn is_governed(&self, change: &Change) -> bool {
+        let row = self.keys.row_of(&change.key).filter(|row| row.is_fenced());
+        row.is_some_and(|row| change.value.is_some() || !row.is_leased)
     }
 
     fn check_fence(&mut self, revision: &Revision, report: &mut HistoryReport) {
         let at = revision.revision;
         let lock = self.keys.master_lock();
-        let governed = revision.changes.iter().find(|change| self.is_governed(&change.key));
+        let governed = revision.changes.iter().find(|change| self.is_governed(change));
         let put = revision.changes.iter().find(|change| change.key == lock);
         if let Some(Change { value: Some(holder), create_revision, .. }) = put {
             if *create_revision < self.youngest {
@@ -126,11 +117,9 @@ impl<'a> Keyspace<'a> {
         }
     }
 
-    /// The job, the result and each generation's record are written once.
+    /// Checks keys that are written once: the job, its result, the record of each generation.
     fn check_once(&self, at: i64, change: &Change, report: &mut HistoryReport) {
-        let keys = self.keys;
-        let is_final = [keys.job(), keys.result(), keys.numerics()].contains(&change.key)
-            || change.key.starts_with(&keys.generations_prefix());
+        let is_final = self.keys.row_of(&change.key).is_some_and(Key::is_final);
         if is_final && (change.value.is_none() || 1 < change.version) {
             report.breaks(at, Rule::Once, format!("{} changed after it was written", change.key));
         }

@@ -2,6 +2,7 @@
 
 use steadfast_audit::history::{self, Change, HistoryReport, Job, Revision, Rule};
 use steadfast_common::ids::{Generation, TaskId, TrainerId};
+use steadfast_common::key_table::KEYS;
 use steadfast_common::records::{GenerationRecord, QueueRecord, TaskRecord};
 use steadfast_common::spec::LostPserver;
 use uuid::Uuid;
@@ -89,6 +90,38 @@ fn a_commit_without_the_lock_is_reported() {
         let at = revision.revision;
         let report = check(&world);
         assert!(report.broken.iter().any(|it| it.rule == Rule::Fence && it.revision == at));
+    }
+}
+
+/// I1: of each key that only the acting master may write.
+#[test]
+fn a_put_of_any_fenced_key_without_the_lock_is_reported() {
+    for key in KEYS.iter().filter(|key| key.is_fenced()) {
+        let mut world = AsyncWorld::new(1, LostPserver::Rewind);
+        world.run();
+        let parts = key.path.split('/').map(|part| if part.starts_with('<') { "7" } else { part });
+        let path = parts.collect::<Vec<_>>().join("/");
+        world.etcd.txn(vec![put(&format!("{}/{path}", world.etcd.keys.root()), &"x")]);
+        let last = world.etcd.revisions.last().expect("there are some").revision;
+        let report = check(&world);
+        let mut broken = report.broken.iter();
+        let is_reported = broken.any(|it| it.rule == Rule::Fence && it.revision == last);
+        assert!(is_reported, "{path}: {report}");
+    }
+}
+
+/// I1: the keys that have the lease of the acting master end with it.
+#[test]
+fn the_end_of_a_masters_lease_breaks_no_rule() {
+    for mut world in worlds() {
+        let (holder, keys) = (holder(&world), world.etcd.keys.clone());
+        let leased = [keys.master_addr(), keys.master_waits()];
+        world.etcd.commit(holder, leased.iter().map(|key| put(key, &"x")).collect());
+        world
+            .etcd
+            .txn(leased.into_iter().chain([keys.master_lock()]).map(|it| (it, None)).collect());
+        let report = check(&world);
+        assert!(report.broken.is_empty(), "{report}");
     }
 }
 
