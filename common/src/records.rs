@@ -264,6 +264,10 @@ pub struct CheckpointRecord {
 /// The most row files of a shard, of some dozen megabytes each.
 const ROW_FILES_MAX: u32 = 1 << 20;
 
+/// Beginning of the reason with which a rollback invalidates the checkpoints that it abandons; the id of the one that
+/// it returns to follows.
+pub const ROLLED_BACK_TO: &str = "the job was rolled back to ";
+
 impl CheckpointRecord {
     /// Returns the first pass that training from the checkpoint needs.
     pub fn first_pass(&self) -> Pass {

@@ -2,7 +2,9 @@
 
 use steadfast_common::ids::{Generation, Incarnation, Slot};
 use steadfast_common::placement::PlacementRecord;
-use steadfast_common::records::{CheckpointRecord, GenerationRecord, QueueSnapshot};
+use steadfast_common::records::{
+    CheckpointRecord, GenerationRecord, QueueSnapshot, ROLLED_BACK_TO,
+};
 use steadfast_common::spec::{LostPserver, Mode};
 use steadfast_coord::{CoordError, OPS_MAX, Op};
 use steadfast_master_core::job_state::Fact;
@@ -17,6 +19,9 @@ use crate::event_loop::{CHANGES_OF_ONE, EventLoop};
 /// Manifests invalidated in one transaction.
 const INVALIDATED_AT_ONCE: usize = 32;
 
+/// The same in the transaction that begins a generation after a requested rollback, as manifests may be large.
+const INVALIDATED_WITH_GENERATION: usize = 8;
+
 /// Where a generation begins.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Start<'a> {
@@ -24,8 +29,8 @@ pub(crate) enum Start<'a> {
     Latest,
     /// The same, after the checkpoint of the present generation could not be loaded.
     AfterDamage,
-    /// From the checkpoint that a user chose.
-    Chosen(&'a str),
+    /// From the checkpoint that a user chose; in the same transaction, manifests change.
+    Chosen { id: &'a str, manifests: &'a [Fact] },
 }
 
 impl EventLoop {
@@ -36,9 +41,9 @@ impl EventLoop {
         &mut self,
         pserver_set: &[Incarnation],
         reason: String,
-        start: Start<'_>,
+        from: Start<'_>,
     ) -> Result<(), CoordError> {
-        let point = self.restore_point(start).await?;
+        let point = self.restore_point(from).await?;
         for (id, reason) in &point.skipped {
             error!(checkpoint = id, reason, "checkpoint skipped");
         }
@@ -48,7 +53,7 @@ impl EventLoop {
             slots: pserver_set.to_vec(),
             placement: PlacementRecord::LargestFirst { slots: pserver_set.len() as u32 },
             checkpoint: point.checkpoint.as_ref().map(|(id, _)| id.clone()),
-            kept: self.kept(pserver_set, &point, start),
+            kept: self.kept(pserver_set, &point, from),
             reason,
         };
         let start = point.checkpoint.as_ref().map(|(_, manifest)| manifest.first_pass());
@@ -70,6 +75,9 @@ impl EventLoop {
         );
         let manifest = point.checkpoint.as_ref().map(|(_, manifest)| manifest);
         let mut batch = self.batch();
+        if let Start::Chosen { manifests, .. } = from {
+            manifests.iter().for_each(|fact| batch.add(fact.clone()));
+        }
         if self.job.record.spec.mode == Mode::Async && 0 < before {
             if record.kept.is_empty() {
                 let to = manifest.and_then(|it| it.queue.clone()).unwrap_or_default();
@@ -103,15 +111,20 @@ impl EventLoop {
         let view = self.committer.etcd.list(&prefix).await?;
         let pointer = self.committer.keys.checkpoint_latest();
         let manifests = view.entries.iter().filter(|(key, _)| **key != pointer);
-        let candidates = manifests.map(|(key, entry)| Candidate {
-            id: key.strip_prefix(&prefix).unwrap_or(key).to_owned(),
-            create_revision: entry.create_revision,
-            record: entry.json().map_err(|error| error.to_string()),
-        });
-        let from = match start {
-            Start::Latest | Start::AfterDamage => self.state.checkpoint.as_deref(),
-            Start::Chosen(id) => Some(id),
+        let (from, chosen) = match start {
+            Start::Latest | Start::AfterDamage => (self.state.checkpoint.as_deref(), None),
+            Start::Chosen { id, .. } => (Some(id), Some(id)),
         };
+        let candidates = manifests.map(|(key, entry)| {
+            let id = key.strip_prefix(&prefix).unwrap_or(key).to_owned();
+            let record = entry.json().map_err(|error| error.to_string());
+            // The rollback to a checkpoint makes it valid again.
+            let record = record.map(|record: CheckpointRecord| match chosen == Some(&id) {
+                true => CheckpointRecord { invalidated: None, ..record },
+                false => record,
+            });
+            Candidate { id, create_revision: entry.create_revision, record }
+        });
         Ok(choose(from, candidates.collect(), CheckpointRecord::invalid_reason))
     }
 
@@ -136,7 +149,7 @@ impl EventLoop {
             // A slot that began from the damaged checkpoint is rolled back with the others, even if its own
             // shard was intact.
             Start::AfterDamage => slots.filter(|slot| record.kept.contains(slot)).collect(),
-            Start::Chosen(_) => Vec::new(),
+            Start::Chosen { .. } => Vec::new(),
         }
     }
 
@@ -277,30 +290,50 @@ impl EventLoop {
         let Some(pserver_set) = self.pserver_set()? else {
             return Ok(Err(ControlError::NotAllSlots));
         };
-        let prefix = self.committer.keys.checkpoints_prefix();
-        for (key, other) in &self.committer.etcd.list(&prefix).await?.entries {
-            // A checkpoint that is ahead may be older, if the job abandoned its branch, returned to it and
-            // abandons it again. The pointer is not a manifest and is never ahead.
-            let is_ahead = other
-                .json::<CheckpointRecord>()
-                .is_ok_and(|it| manifest.position.version < it.position.version);
-            let is_later = entry.create_revision < other.create_revision
-                && *key != self.committer.keys.checkpoint_latest();
-            if is_later || is_ahead {
-                let other_id = key.strip_prefix(&prefix).unwrap_or(key).to_owned();
-                self.invalidate(&other_id, &format!("the job was rolled back to {id}")).await?;
-            }
-        }
+        let mut manifests: Vec<Fact> = self.abandoned(id, &manifest, entry.create_revision).await?;
+        let later = manifests.split_off(manifests.len().min(INVALIDATED_WITH_GENERATION));
         if manifest.invalidated.is_some() {
-            let restored = CheckpointRecord { invalidated: None, ..manifest };
-            let mut batch = self.batch();
-            batch.add(Fact::Manifest { id: id.to_owned(), record: Some(Box::new(restored)) });
-            self.commit(batch).await?;
+            let record = Some(Box::new(CheckpointRecord { invalidated: None, ..manifest }));
+            manifests.push(Fact::Manifest { id: id.to_owned(), record });
         }
         let reason = format!("rolled back to {id} on request, {lost} steps");
-        self.begin_generation(&pserver_set, reason, Start::Chosen(id)).await?;
+        let start = Start::Chosen { id, manifests: &manifests };
+        self.begin_generation(&pserver_set, reason, start).await?;
+        for fact in later {
+            let mut batch = self.batch();
+            batch.add(fact);
+            self.commit(batch).await?;
+        }
         let begun = self.state.generation.as_ref().map_or(Generation(0), |it| it.generation);
         Ok(Ok(begun))
+    }
+}
+
+impl EventLoop {
+    /// Returns the invalidations of the checkpoints that a rollback to `manifest` abandons.
+    async fn abandoned(
+        &self,
+        id: &str,
+        manifest: &CheckpointRecord,
+        create_revision: i64,
+    ) -> Result<Vec<Fact>, CoordError> {
+        let (prefix, pointer) =
+            (self.committer.keys.checkpoints_prefix(), self.committer.keys.checkpoint_latest());
+        let mut facts = Vec::new();
+        for (key, entry) in &self.committer.etcd.list(&prefix).await?.entries {
+            // A manifest that cannot be read is skipped by each generation.
+            let Ok(other) = entry.json::<CheckpointRecord>() else { continue };
+            // A checkpoint that is ahead may be older, if the job abandoned its branch, returned to it and
+            // abandons it again.
+            let is_abandoned = create_revision < entry.create_revision
+                || manifest.position.version < other.position.version;
+            if is_abandoned && *key != pointer {
+                let other_id = key.strip_prefix(&prefix).unwrap_or(key);
+                let reason = format!("{ROLLED_BACK_TO}{id}");
+                facts.push(invalidated(other_id, other, &reason));
+            }
+        }
+        Ok(facts)
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use steadfast_common::ids::Generation;
 use steadfast_common::key_table::Key;
 use steadfast_common::keys::Keys;
-use steadfast_common::records::{CheckpointRecord, GenerationRecord};
+use steadfast_common::records::{CheckpointRecord, GenerationRecord, ROLLED_BACK_TO};
 
 use super::records::read;
 use super::{Change, HistoryReport, Revision, Rule};
@@ -67,6 +67,7 @@ impl<'a> Keyspace<'a> {
             self.check_once(at, change, report);
             self.apply(at, change, report);
         }
+        self.check_rollback(revision, report);
         let Some(id) = &self.latest else { return };
         let Some(record) = self.checkpoints.get(id) else {
             let text = format!("the latest checkpoint is {id}, which does not exist");
@@ -77,6 +78,24 @@ impl<'a> Keyspace<'a> {
         if record.position.version < version && is_whole {
             let text = format!("the latest checkpoint moved back from {id_before} to {id}");
             report.breaks(at, Rule::Checkpoints, text);
+        }
+    }
+
+    /// Checks that checkpoints are abandoned no earlier than by the generation that begins from another one. If the
+    /// master died in between, the job would lose them without a rollback.
+    fn check_rollback(&self, revision: &Revision, report: &mut HistoryReport) {
+        let begun = self.generation.as_ref().and_then(|it| it.checkpoint.as_deref());
+        for change in &revision.changes {
+            let id = change.key.strip_prefix(&self.keys.checkpoints_prefix());
+            let record = id.and_then(|id| Some((id, self.checkpoints.get(id)?)));
+            let Some((id, reason)) = record.and_then(|it| Some((it.0, it.1.invalidated.as_ref()?)))
+            else {
+                continue;
+            };
+            if reason.strip_prefix(ROLLED_BACK_TO).is_some_and(|to| Some(to) != begun) {
+                let text = format!("checkpoint {id} was abandoned before the rollback");
+                report.breaks(revision.revision, Rule::Checkpoints, text);
+            }
         }
     }
 

@@ -3,7 +3,9 @@
 use steadfast_audit::history::{self, Change, HistoryReport, Job, Revision, Rule};
 use steadfast_common::ids::{Generation, TaskId, TrainerId};
 use steadfast_common::key_table::KEYS;
-use steadfast_common::records::{GenerationRecord, QueueRecord, TaskRecord};
+use steadfast_common::records::{
+    CheckpointRecord, GenerationRecord, QueueRecord, ROLLED_BACK_TO, TaskRecord,
+};
 use steadfast_common::spec::LostPserver;
 use uuid::Uuid;
 
@@ -278,6 +280,20 @@ fn a_pointer_that_moves_back_from_a_valid_checkpoint_is_reported() {
         seen += 1;
     }
     assert!(10 < seen);
+}
+
+/// I9: a master that dies between the two would leave a job without its newest checkpoint and without a rollback.
+#[test]
+fn a_checkpoint_that_is_abandoned_before_the_rollback_is_reported() {
+    for mut world in worlds() {
+        let holder = holder(&world);
+        let latest = world.saved.last().expect("the last is always taken").id.clone();
+        let key = world.etcd.keys.checkpoint(&latest);
+        let mut record: CheckpointRecord = world.etcd.value(&key).expect("it exists");
+        record.invalidated = Some(format!("{ROLLED_BACK_TO}another"));
+        world.etcd.commit(holder, vec![put(&key, &record)]);
+        assert_reports(&world, Rule::Checkpoints);
+    }
 }
 
 /// F35, I9: a manifest that exists is not rewritten.

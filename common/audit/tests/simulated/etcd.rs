@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use steadfast_audit::history::{Change, Revision};
 use steadfast_common::keys::Keys;
 use steadfast_common::records::LockRecord;
@@ -57,6 +58,13 @@ impl Etcd {
         if !changes.is_empty() {
             self.revisions.push(Revision { revision: at, changes });
         }
+    }
+
+    /// The value of a key that exists.
+    pub fn value<T: DeserializeOwned>(&self, key: &str) -> Option<T> {
+        let changes = self.revisions.iter().rev().flat_map(|it| &it.changes);
+        let value = changes.filter(|it| it.key == key).find_map(|it| it.value.as_deref());
+        value.map(|it| serde_json::from_str(it).expect("it was written as JSON"))
     }
 
     /// The keys that begin with `prefix`.
