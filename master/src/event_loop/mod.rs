@@ -326,7 +326,24 @@ fn changes_of(event: &Event, state: &JobState) -> usize {
         Event::NextTask { request, .. } => {
             CHANGES_OF_TASK + 2 * state.ledger.held_by(request.trainer).count()
         }
-        _ => CHANGES_OF_ONE,
+        Event::DeleteManifests { ids, .. } => ids.len(),
+        Event::FailTask { .. }
+        | Event::BeginInit { .. }
+        | Event::FinishInit { .. }
+        | Event::Position { .. }
+        | Event::Evaluated { .. }
+        | Event::BeginSave { .. }
+        | Event::GivenUp { .. }
+        | Event::FinishSave { .. }
+        | Event::Queues { .. }
+        | Event::CommitCheckpoint { .. }
+        | Event::Damaged { .. }
+        | Event::Diverged { .. }
+        | Event::Inconsistent { .. }
+        | Event::AddPass { .. }
+        | Event::EndStream { .. }
+        | Event::ForgetPasses { .. }
+        | Event::RollBack { .. } => CHANGES_OF_ONE,
     }
 }
 
