@@ -81,6 +81,7 @@ verify: setup ## Check formatting, lints and documentation; changes no source (b
 	$(CARGO) clippy --release --manifest-path fuzz/Cargo.toml --target-dir target -- -D warnings
 	$(ALL) build --release --workspace --bins
 	$(ALL) test --release --workspace --test layers --test documentation
+	scripts/lint-python
 
 verify-deep: setup ## Fuzz every decoder: SECONDS=60 each, ONLY="shard text"
 	scripts/fuzz --seconds $(or $(SECONDS),60) $(ONLY)
@@ -89,3 +90,4 @@ fix: setup ## Format, and apply clippy's fixes
 	$(ALL) clippy --release --workspace --all-targets --fix --allow-dirty --allow-staged
 	$(CARGO) fmt --all
 	rustfmt $(FUZZ)
+	scripts/lint-python --fix

@@ -1,7 +1,7 @@
 """Measures trainers in PyTorch against the limit of the same machine; see docs/performance.md.
 
-    make bench-python
-    make bench-python ARGS="--rounds 5 --only ddp"
+make bench-python
+make bench-python ARGS="--rounds 5 --only ddp"
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from typing import Callable, Dict, List
 import ddp
 import numpy as np
 import recovery
-import torch
-from perceptron import perceptron
-
 import steadfast
 import steadfast.run
+import torch
+from perceptron import perceptron
 
 HERE = pathlib.Path(__file__).parent
 FEATURES, CLASSES, RECORDS = 64, 10, 1 << 14

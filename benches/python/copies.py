@@ -6,7 +6,6 @@ import statistics
 import time
 
 import numpy as np
-
 import steadfast
 
 VALUES = 1 << 24
@@ -37,8 +36,8 @@ found = {"parameters": [], "push": [], "add": []}
 with steadfast.Trainer(model=Large()) as trainer:
     for work in trainer:
         found["add"].append(timed(lambda: np.add(total, gradient, out=total)))
-        found["parameters"].append(timed(lambda: work.parameters["weight"]))
-        found["push"].append(timed(lambda: work.push({"weight": gradient}, loss_sum=0.0)))
+        found["parameters"].append(timed(lambda work=work: work.parameters["weight"]))
+        found["push"].append(timed(lambda work=work: work.push({"weight": gradient}, loss_sum=0.0)))
 add = statistics.median(found["add"])
 measured = {name: statistics.median(found[name]) / add for name in ("parameters", "push")}
 with open(os.environ["BENCH_OUT"], "w") as file:

@@ -5,10 +5,9 @@ import os
 import time
 from types import SimpleNamespace
 
+import steadfast
 import torch
 from models import build
-
-import steadfast
 
 spent = 0.0
 

@@ -114,9 +114,7 @@ def reviews() -> str:
 
 def main() -> None:
     table = digits()
-    pa.parquet.write_table(
-        table, HERE / "digits.parquet", row_group_size=ROWS_PER_GROUP, compression="zstd"
-    )
+    pa.parquet.write_table(table, HERE / "digits.parquet", row_group_size=ROWS_PER_GROUP, compression="zstd")
     (HERE / "digits.csv").write_text(as_csv(table))
     (HERE / "linear.csv").write_text(linear())
     (HERE / "license.csv").write_text(license_windows())

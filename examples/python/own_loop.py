@@ -1,7 +1,6 @@
 """Softmax regression in NumPy, with a loop of its own over parameter servers."""
 
 import numpy as np
-
 import steadfast
 
 

@@ -25,6 +25,4 @@ class Transformer(torch.nn.Module):
 
 def build(spec):
     net = Transformer(window=spec.features)
-    return st.Model(
-        net, loss=torch.nn.functional.cross_entropy, metrics={"accuracy": st.accuracy}
-    )
+    return st.Model(net, loss=torch.nn.functional.cross_entropy, metrics={"accuracy": st.accuracy})

@@ -133,12 +133,8 @@ class Tables:
         for name, layers in self._layers.items():
             if any(layer.table != layers[0].table for layer in layers):
                 raise InvalidError(f"two layers have the table `{name}` with other `dim` or `initial`")
-        self.declared: Dict[str, Table] = {
-            name: layers[0].table for name, layers in self._layers.items()
-        }
-        self.columns = {
-            column for layers in self._layers.values() for layer in layers for column in layer.columns
-        }
+        self.declared: Dict[str, Table] = {name: layers[0].table for name, layers in self._layers.items()}
+        self.columns = {column for layers in self._layers.values() for layer in layers for column in layer.columns}
         self._leaves: Dict[str, torch.Tensor] = {}
 
     def ids(self, batch: Batch) -> Dict[str, np.ndarray]:
@@ -167,11 +163,7 @@ class Tables:
 
     def gradients(self) -> Dict[str, np.ndarray]:
         """Returns the gradients of the rows that :meth:`load` was given; without those that are zero."""
-        return {
-            name: weight.grad.cpu().numpy()
-            for name, weight in self._leaves.items()
-            if weight.grad is not None
-        }
+        return {name: weight.grad.cpu().numpy() for name, weight in self._leaves.items() if weight.grad is not None}
 
 
 def _columns(layers: Sequence[Embedding]) -> List[str]:

@@ -145,9 +145,7 @@ class LossCheck:
             )
         return float(loss.item()) * (self._part if self._reduction == "mean" else 1)
 
-    def _remedy(
-        self, whole: float, total: float, tolerance: float, output: Any, label: torch.Tensor
-    ) -> str:
+    def _remedy(self, whole: float, total: float, tolerance: float, output: Any, label: torch.Tensor) -> str:
         if self._reduction == "mean" and abs(whole - total) <= tolerance:
             return 'pass `reduction="sum"` to the model, or return the mean'
         if self._reduction == "sum" and abs(whole * len(label) - total * self._part) <= tolerance * self._part:

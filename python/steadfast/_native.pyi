@@ -1,6 +1,6 @@
 """The extension module: see :mod:`steadfast`."""
 
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -96,4 +96,4 @@ def toml_to_json(text: str) -> str:
 def read_tensors(path: str) -> Dict[str, np.ndarray]:
     """Reads the float32 tensors of a safetensors file. Raises OSError and ValueError."""
 
-def category_ids(column: str, values: Sequence[Any]) -> np.ndarray: ...
+def category_ids(column: str, values: Union[Sequence[Any], np.ndarray]) -> np.ndarray: ...

@@ -139,9 +139,7 @@ def _json(keys: Mapping[str, Any]) -> str:
         raise BadJobFile(["a number is not finite"]) from None
 
 
-def _with_absolute(
-    section: Section, key: str, directory: Optional[pathlib.Path] = None
-) -> Dict[str, Any]:
+def _with_absolute(section: Section, key: str, directory: Optional[pathlib.Path] = None) -> Dict[str, Any]:
     absolute = _absolute(section.get(key), directory or pathlib.Path.cwd())
     return {**section, key: absolute} if key in section else dict(section)
 

@@ -137,10 +137,7 @@ def records_of(column: Any) -> Optional[int]:
 def identity(model: Model) -> str:
     """Returns a text that is the same in all trainers that compute the same bits with the same parameters."""
     averaged = set(model.averaged())
-    described = [
-        (name, [int(side) for side in shape], name in averaged)
-        for name, shape in model.parameters().items()
-    ]
+    described = [(name, [int(side) for side in shape], name in averaged) for name, shape in model.parameters().items()]
     tables = [(name, table.dim, table.initial) for name, table in model.tables().items()]
     digest = hashlib.sha256(json.dumps([*described, *tables]).encode()).hexdigest()
     return f"{model.numerics()}; parameters {digest[:16]}"

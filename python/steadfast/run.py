@@ -113,9 +113,7 @@ def local(
     return LocalRun(job.name, directory, process, shown)
 
 
-def connect(
-    endpoints: Union[str, Sequence[str]], job: str, *, args: Sequence[str] = ()
-) -> "Run":
+def connect(endpoints: Union[str, Sequence[str]], job: str, *, args: Sequence[str] = ()) -> "Run":
     """Returns a job that runs elsewhere.
 
     Args:
@@ -136,9 +134,7 @@ def connect(
 class Run:
     """A job. See :func:`local` and :func:`connect`."""
 
-    def __init__(
-        self, name: str, where: Sequence[str], environment: Optional[Mapping[str, str]] = None
-    ) -> None:
+    def __init__(self, name: str, where: Sequence[str], environment: Optional[Mapping[str, str]] = None) -> None:
         self.name = name
         """The name of the job."""
         self._where = list(where)
@@ -244,9 +240,7 @@ class Run:
 
     def _call(self, *args: str) -> str:
         command = [_program(), *args, *self._where]
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, env=self._environment
-        )
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=self._environment)
         if done.returncode != 0:
             message = _errors_of(done.stderr.decode("utf-8", "replace"))
             raise _ERRORS.get(done.returncode, SteadfastError)(message)
@@ -278,8 +272,7 @@ class LocalRun(Run):
         self._progress = progress
         self._output: Dict[str, str] = {}
         self._readers = [
-            threading.Thread(target=self._read, args=(stream,), daemon=True)
-            for stream in ("stdout", "stderr")
+            threading.Thread(target=self._read, args=(stream,), daemon=True) for stream in ("stdout", "stderr")
         ]
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         for thread in [*self._readers, self._watcher]:

@@ -38,7 +38,7 @@ class Table:
         if not is_integer or not 1 <= self.dim <= 4096:
             raise InvalidError(f"`dim` is {self.dim!r}; rows have 1 to 4096 values")
         object.__setattr__(self, "dim", int(self.dim))
-        initial = ("zeros", 0.0) if self.initial == "zeros" else self.initial
+        initial: Any = ("zeros", 0.0) if self.initial == "zeros" else self.initial
         is_known = isinstance(initial, tuple) and len(initial) == 2
         if not is_known or initial[0] not in ("zeros", "normal", "uniform") or not 0 <= initial[1] < 1e30:
             raise InvalidError(
@@ -58,7 +58,7 @@ class Rows(NamedTuple):
     """For each id that :meth:`steadfast.Model.ids` returned, in order, the index of its row: int64."""
 
 
-def category_ids(column: str, values: Sequence[Union[str, bytes]]) -> np.ndarray:
+def category_ids(column: str, values: Union[Sequence[Union[str, bytes]], np.ndarray]) -> np.ndarray:
     """Returns the ids of categories, as uint64: the 64-bit FNV-1a hash of the column's name, a zero byte and the value.
 
     The same text in two columns has two ids, so that columns can be in one table without sharing rows. To share them,

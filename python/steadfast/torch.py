@@ -109,7 +109,10 @@ class Model(_Model):
         # Whether the loss was found not to take classes.
         self._takes_numbers = False
         self._transform = transform
-        self.metric_name, self._metric = next(iter((metrics or {"loss": None}).items()))
+        self._metric: Optional[Callable[..., Any]] = None
+        self.metric_name = "loss"
+        if metrics:
+            self.metric_name, self._metric = next(iter(metrics.items()))
         self._tables = Tables(module)
         self._trained = _trained(module, master_weights, bool(self._tables.declared))
         owners = _buffers(module)
@@ -128,8 +131,7 @@ class Model(_Model):
         for name in self._averaged:
             _check_averaged(name, self._as_built[name])
         self._initial = {
-            name: it.detach().to("cpu", torch.float32, copy=True).numpy()
-            for name, it in self._state().items()
+            name: it.detach().to("cpu", torch.float32, copy=True).numpy() for name, it in self._state().items()
         }
         self._crossing = _Crossing(self.device, self._state()) if self.device.type != "cpu" else None
         # Layers that the user has set to evaluation mode stay so.
@@ -154,18 +156,14 @@ class Model(_Model):
         fresh = self.rebuild(seed) if self.rebuild else None
         return fresh._initial if isinstance(fresh, Model) else self._initial
 
-    def gradient(
-        self, parameters: Mapping[str, Any], batch: Batch, key: Any
-    ) -> Tuple[float, Dict[str, np.ndarray]]:
+    def gradient(self, parameters: Mapping[str, Any], batch: Batch, key: Any) -> Tuple[float, Dict[str, np.ndarray]]:
         try:
             return self._gradient(parameters, batch, key.seed)
         except _TakesNumbers:
             # From the start: nothing may depend on what was computed in vain.
             return self._gradient(parameters, batch, key.seed)
 
-    def _gradient(
-        self, parameters: Mapping[str, Any], batch: Batch, seed: int
-    ) -> Tuple[float, Dict[str, np.ndarray]]:
+    def _gradient(self, parameters: Mapping[str, Any], batch: Batch, seed: int) -> Tuple[float, Dict[str, np.ndarray]]:
         self._load(parameters)
         seed_all(seed)
         for layer, training in self._modes.items():
@@ -247,9 +245,7 @@ class Model(_Model):
     @staticmethod
     def _metric_sum(values: torch.Tensor, records: int) -> float:
         if values.shape[:1] != (records,):
-            raise InvalidError(
-                f"the metric has the shape {list(values.shape)}; return one value for each record"
-            )
+            raise InvalidError(f"the metric has the shape {list(values.shape)}; return one value for each record")
         return values.sum().item()
 
     def _load(self, parameters: Mapping[str, Any]) -> None:
@@ -259,9 +255,7 @@ class Model(_Model):
             # The arrays are read-only, and nothing here writes to them.
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             given = {
-                name: torch.from_numpy(array)
-                for name, array in parameters.items()
-                if name not in self._tables.declared
+                name: torch.from_numpy(array) for name, array in parameters.items() if name not in self._tables.declared
             }
         if self._crossing is not None:
             given = self._crossing.arriving(given)
@@ -312,8 +306,7 @@ class Model(_Model):
             return label
         if self._label is not None:
             raise InvalidError(
-                f"the target `{self._target}` has fractions; pass `label=torch.float32` for numbers in place "
-                "of classes"
+                f"the target `{self._target}` has fractions; pass `label=torch.float32` for numbers in place of classes"
             )
         return target.to(torch.float32)
 
@@ -349,7 +342,7 @@ class Model(_Model):
         return InvalidError(
             f"the module was called with {len(arguments)} arguments for the inputs {', '.join(self._inputs)}: "
             f"{', '.join(lists)} has lists of any length, which are two arguments, values and offsets; take "
-            f"both, or set a fixed length in `dataset.types`, such as {{ {lists[0]} = \"float32[64]\" }} ({error})"
+            f'both, or set a fixed length in `dataset.types`, such as {{ {lists[0]} = "float32[64]" }} ({error})'
         )
 
     def _wrong_record(self, inputs: Sequence[Any], start: int, end: int) -> Optional[InvalidError]:
@@ -384,11 +377,12 @@ class Model(_Model):
         try:
             loss = self._loss(output, label)
         except Exception as error:
-            raise self._refused(output, label, error) or error
+            refused = self._refused(output, label, error)
+            if refused is None:
+                raise
+            raise refused from error
         if loss.dim() != 0:
-            raise InvalidError(
-                f"the loss has the shape {list(loss.shape)}; return one number, the mean or the sum"
-            )
+            raise InvalidError(f"the loss has the shape {list(loss.shape)}; return one number, the mean or the sum")
         return loss if self._reduction == "sum" else loss * len(label)
 
     def _refused(self, output: Any, label: torch.Tensor, error: Exception) -> Optional[Exception]:
@@ -461,10 +455,7 @@ class _Crossing:
     def __init__(self, device: torch.device, state: Mapping[str, torch.Tensor]) -> None:
         def staging() -> Dict[str, torch.Tensor]:
             pinned = device.type == "cuda"
-            return {
-                name: torch.empty(it.shape, dtype=torch.float32, pin_memory=pinned)
-                for name, it in state.items()
-            }
+            return {name: torch.empty(it.shape, dtype=torch.float32, pin_memory=pinned) for name, it in state.items()}
 
         self._device = device
         self._arriving = staging()
@@ -515,13 +506,9 @@ def _describe(device: torch.device) -> str:
     )
 
 
-def _trained(
-    module: torch.nn.Module, master_weights: bool, has_tables: bool
-) -> Dict[str, torch.nn.Parameter]:
+def _trained(module: torch.nn.Module, master_weights: bool, has_tables: bool) -> Dict[str, torch.nn.Parameter]:
     """Returns the parameters that are trained, by name; tied ones once."""
-    trained = {
-        name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad
-    }
+    trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
     if not trained and not has_tables:
         raise InvalidError("the module has no parameter that requires a gradient")
     for name, parameter in trained.items():
@@ -532,9 +519,7 @@ def _trained(
                     "float32, or convert the module with `.float()`"
                 )
         elif parameter.dtype != torch.float32:
-            raise InvalidError(
-                f"the parameter `{name}` is {parameter.dtype}; convert the module with `.float()`"
-            )
+            raise InvalidError(f"the parameter `{name}` is {parameter.dtype}; convert the module with `.float()`")
     return trained
 
 

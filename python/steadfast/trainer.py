@@ -73,9 +73,7 @@ def _compute(args: Sequence[str]) -> None:
         _leave_on_signals(trainer.leave)
         for work in trainer:
             try:
-                loss_sum, gradients = trainer.model.gradient(
-                    work.parameters, work.batch, work.key
-                )
+                loss_sum, gradients = trainer.model.gradient(work.parameters, work.batch, work.key)
                 work.push(gradients, loss_sum=float(loss_sum))
             except Exception as error:
                 _fail(work, described(error))

@@ -7,7 +7,6 @@ import pathlib
 from typing import Callable
 
 import pytest
-
 import steadfast
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples" / "python"
@@ -27,9 +26,7 @@ def train(tmp_path):
     def trained(file: str, trainers: int, pservers: int, kills: int = 0) -> dict:
         job = steadfast.Job.from_file(EXAMPLES / file)
         directory = tmp_path / f"{job.name}-{trainers}-{pservers}-{kills}"
-        run = steadfast.local(
-            job, trainers=trainers, pservers=pservers, data_dir=directory, progress=False
-        )
+        run = steadfast.local(job, trainers=trainers, pservers=pservers, data_dir=directory, progress=False)
         with run:
             for number in range(kills):
                 until_step(run, 15 * (number + 1))

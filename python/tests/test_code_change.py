@@ -7,9 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from conftest import EXAMPLES, until, until_step
-
 import steadfast
+from conftest import EXAMPLES, until, until_step
 
 MODEL = """
 import numpy as np
@@ -58,9 +57,7 @@ def job(tmp_path, monkeypatch):
 
 
 def command(*args: str) -> str:
-    done = subprocess.run(
-        ["steadfast", *args, "--data-dir", "data"], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(["steadfast", *args, "--data-dir", "data"], capture_output=True, text=True, check=False)
     return done.stdout + done.stderr
 
 

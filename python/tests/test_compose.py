@@ -13,10 +13,9 @@ from typing import Any, Callable, Dict, List
 
 import numpy
 import pytest
+import steadfast
 from conftest import EXAMPLES
 from containers import ROOT, docker, download, need_engine, need_image
-
-import steadfast
 
 FILES = ["deploy/compose.yaml", "deploy/compose.python.yaml", "tests/compose.store.yaml"]
 ETCD_IMAGES = ("quay.io/coreos/etcd:v3.6.14", "quay.io/coreos/etcd:v3.5.16")

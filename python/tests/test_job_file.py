@@ -9,7 +9,6 @@ import subprocess
 import sys
 
 import pytest
-
 import steadfast
 from steadfast import trainer
 

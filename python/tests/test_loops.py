@@ -8,9 +8,8 @@ import pathlib
 import subprocess
 
 import pytest
-from conftest import EXAMPLES, PROGRAMS, kill, until, until_step
-
 import steadfast
+from conftest import EXAMPLES, PROGRAMS, kill, until, until_step
 
 SCRIPTS = {
     "numpy": EXAMPLES / "own_loop.py",
@@ -54,9 +53,7 @@ def test_a_loop_survives_kills_and_audits_clean(tmp_path, framework, mode):
         kill(run, "pserver", 1)
         summary = run.wait(timeout=300)
     assert summary["metric"] > 0.85
-    audit = subprocess.run(
-        ["steadfast", "audit", "--data-dir", str(directory)], capture_output=True, text=True
-    )
+    audit = subprocess.run(["steadfast", "audit", "--data-dir", str(directory)], capture_output=True, text=True)
     assert audit.returncode == 0, audit.stdout + audit.stderr
 
 
@@ -126,7 +123,11 @@ def test_a_push_says_whether_its_gradient_still_counts(tmp_path, monkeypatch):
 
 def with_parameters(tmp_path, monkeypatch, mode: str) -> steadfast.Job:
     """A job whose loop looks at the parameters at each work."""
-    for name, value in (("SEEN", tmp_path / "seen"), ("MODEL_TO", tmp_path / "own.safetensors"), ("EXAMPLES", EXAMPLES)):
+    for name, value in (
+        ("SEEN", tmp_path / "seen"),
+        ("MODEL_TO", tmp_path / "own.safetensors"),
+        ("EXAMPLES", EXAMPLES),
+    ):
         monkeypatch.setenv(name, str(value))
     return steadfast.Job(
         name=f"parameters-{mode}",

@@ -10,9 +10,8 @@ import sys
 import venv
 
 import pytest
-from conftest import EXAMPLES
-
 import steadfast
+from conftest import EXAMPLES
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -27,9 +26,7 @@ def test_the_wheel_alone_gives_the_package_and_the_programs(tmp_path):
     # Outside the repository, without PyTorch.
     program = "import steadfast; help(steadfast.Trainer); help(steadfast.Job)"
     python = tmp_path / "bin" / "python"
-    shown = subprocess.run(
-        [python, "-c", program], check=True, cwd=tmp_path, capture_output=True, text=True
-    )
+    shown = subprocess.run([python, "-c", program], check=True, cwd=tmp_path, capture_output=True, text=True)
     assert "for work in trainer" in shown.stdout
     job = EXAMPLES / "own_loop.toml"
     command = [tmp_path / "bin" / "steadfast", "local", job, "--data-dir", tmp_path / "data"]
@@ -60,9 +57,7 @@ def test_a_notebook_runs(tmp_path, monkeypatch):
     (tmp_path / "python").mkdir()
     (tmp_path / "data").symlink_to(EXAMPLES.parent / "data")
     (tmp_path / "python" / "digits.py").symlink_to(EXAMPLES / "digits.py")
-    nbclient.NotebookClient(
-        notebook, timeout=300, resources={"metadata": {"path": str(tmp_path / "python")}}
-    ).execute()
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path / "python")}}).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     shown = "".join(str(output) for output in outputs)
     assert "accuracy" in shown
@@ -169,7 +164,10 @@ print("the second is done")
 
 
 def test_a_log_is_as_that_of_other_processes_without_handlers(tmp_path):
-    log = run_script(tmp_path, "with steadfast.Trainer(model=Zero()) as trainer:\n    for work in trainer:\n        work.push({}, loss_sum=0.0)\n")
+    log = run_script(
+        tmp_path,
+        "with steadfast.Trainer(model=Zero()) as trainer:\n    for work in trainer:\n        work.push({}, loss_sum=0.0)\n",
+    )
     assert " info  trainer script " in log, log
 
 
@@ -181,21 +179,15 @@ def test_the_programs_of_the_page_run(tmp_path):
         (tmp_path / f"{name}.py").write_text(code)
     data = EXAMPLES.parent / "data" / "digits.parquet"
     (tmp_path / "digits.parquet").symlink_to(data)
-    shown = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, check=True, capture_output=True, text=True
-    )
+    shown = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, check=True, capture_output=True, text=True)
     assert "accuracy 0.9" in shown.stdout and "(128, 64)" in shown.stdout, shown.stdout
     tables = "import towers; print(sorted(towers.build(None).tables()))"
-    shown = subprocess.run(
-        [sys.executable, "-c", tables], cwd=tmp_path, check=True, capture_output=True, text=True
-    )
+    shown = subprocess.run([sys.executable, "-c", tables], cwd=tmp_path, check=True, capture_output=True, text=True)
     assert shown.stdout == "['item', 'user']\n"
     job = steadfast.Job(
         name="loop",
         passes=10,
-        dataset=dict(
-            source=data, format="parquet", features=["pixel_*"], label="digit", feature_scale=1 / 16
-        ),
+        dataset=dict(source=data, format="parquet", features=["pixel_*"], label="digit", feature_scale=1 / 16),
         model=dict(kind="python", script=tmp_path / "loop.py"),
         optimizer=dict(kind="adam"),
     )

@@ -15,9 +15,8 @@ import time
 
 import numpy as np
 import pytest
-from conftest import EXAMPLES, until_step
-
 import steadfast
+from conftest import EXAMPLES, until_step
 
 DIGITS = dict(
     source="../data/digits.parquet",

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from conftest import EXAMPLES
-
 import steadfast
+from conftest import EXAMPLES
 
 JOBS = ["digits.toml", "convolution.toml", "transformer.toml"]
 

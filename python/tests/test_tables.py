@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-
 import steadfast
 from steadfast.tables import as_ids, ids_of
 

@@ -7,9 +7,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import EXAMPLES
-
 import steadfast
+from conftest import EXAMPLES
 
 torch = pytest.importorskip("torch")
 st = pytest.importorskip("steadfast.torch")
@@ -34,9 +33,7 @@ def read_only(model: st.Model) -> dict:
 
 
 def normalized() -> torch.nn.Module:
-    return torch.nn.Sequential(
-        torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)
-    )
+    return torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
 
 
 def test_the_gradient_is_that_of_the_sum_of_the_losses():
@@ -226,8 +223,7 @@ def test_a_mean_over_the_tokens_of_sequences_with_padding_is_refused():
     )
     parameters = read_only(total)
     parts = [
-        total.gradient(parameters, {name: it[at : at + 1] for name, it in records.items()}, KEY)[0]
-        for at in range(4)
+        total.gradient(parameters, {name: it[at : at + 1] for name, it in records.items()}, KEY)[0] for at in range(4)
     ]
     assert total.gradient(parameters, records, KEY)[0] == pytest.approx(sum(parts), rel=1e-5)
 

@@ -2,7 +2,15 @@
 single words, because existing blanks are not written), presses `q`, and checks that it exits with 0 and leaves the
 alternate screen."""
 
-import fcntl, os, pty, select, struct, sys, termios, time
+import fcntl
+import os
+import pty
+import select
+import struct
+import sys
+import termios
+import time
+
 words, *program = sys.argv[1:]
 pid, terminal = pty.fork()
 if pid == 0:

@@ -1,8 +1,8 @@
 """Compares Steadfast with other systems on this machine; see docs/performance.md.
 
-    make bench-peers
-    make bench-peers ARGS="--rounds 3 --only ddp,steadfast --size small"
-    make bench-peers ARGS="--size clicks"
+make bench-peers
+make bench-peers ARGS="--rounds 3 --only ddp,steadfast --size small"
+make bench-peers ARGS="--size clicks"
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Kills a worker or a parameter server of TensorFlow's ParameterServerStrategy, and waits for the next step.
 
-    recover_tensorflow.py DATA worker|ps SECONDS
+recover_tensorflow.py DATA worker|ps SECONDS
 """
 
 import json

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import math
 import pathlib
-import statistics
 import sys
 import tempfile
 import time
 from typing import Callable, Dict, List, NamedTuple, Union
 
 import recovery
+import steadfast
 import task
 import train_steadfast
-
-import steadfast
 
 HERE = pathlib.Path(__file__).parent
 WAIT_SECONDS = recovery.WAIT_SECONDS

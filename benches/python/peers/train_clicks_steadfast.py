@@ -8,10 +8,9 @@ import pathlib
 import sys
 
 import clicks
+import steadfast
 import task
 import train_steadfast
-
-import steadfast
 
 LANES = 2
 """For any number of workers, so that both jobs have the same result."""

@@ -17,9 +17,7 @@ def replica(rank: int, directory: pathlib.Path, size: task.Size, port: int) -> N
     torch.manual_seed(0)
     net = perceptron(task.FEATURES, size.hidden, size.classes)
     features, label = map(torch.from_numpy, task.read(directory, size))
-    batches = (
-        (features[at : at + size.batch], label[at : at + size.batch]) for at in task.batch_starts(size, rank)
-    )
+    batches = ((features[at : at + size.batch], label[at : at + size.batch]) for at in task.batch_starts(size, rank))
     start, end = ddp.train(net, batches, size.learning_rate, size.warm_up, rank, task.WORKERS, port)
     if rank == 0:
         steps = size.steps - size.warm_up

@@ -5,15 +5,16 @@ import pathlib
 import sys
 from typing import Tuple
 
-HERE = pathlib.Path(__file__).parent
-
-import task  # noqa: E402
-
 import steadfast
 import steadfast.run
+import task
+
+HERE = pathlib.Path(__file__).parent
 
 
-def job(directory: pathlib.Path, size: task.Size, model: str, mode: str, passes: int, checkpoints: str) -> steadfast.Job:
+def job(
+    directory: pathlib.Path, size: task.Size, model: str, mode: str, passes: int, checkpoints: str
+) -> steadfast.Job:
     shape = dict(hidden=size.hidden, classes=size.classes)
     models = {
         "built-in": dict(kind="mlp", **shape),

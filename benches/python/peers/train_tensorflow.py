@@ -1,6 +1,6 @@
 """Trains with TensorFlow's ParameterServerStrategy and ClusterCoordinator, asynchronously.
 
-    train_tensorflow.py DATA SIZE STEPS_PER_CLOSURE
+train_tensorflow.py DATA SIZE STEPS_PER_CLOSURE
 """
 
 import json

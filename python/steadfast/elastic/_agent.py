@@ -137,8 +137,7 @@ def _find() -> Agent:
     if world_size != "1":
         # Each worker would train alone, and nothing would tell.
         raise InvalidError(
-            f"WORLD_SIZE is {world_size}, but no agent started this worker; "
-            "start the program with `steadfast run`"
+            f"WORLD_SIZE is {world_size}, but no agent started this worker; start the program with `steadfast run`"
         )
     return SoloAgent()
 

@@ -47,21 +47,23 @@ def base_of(path: str, kind: type) -> type:
 
 def make(kind: type, base: type, value: Any) -> Any:
     """Returns an object of a class with the value of its base, without its constructor."""
+    new: Any = base.__new__
+    made: Any
     if issubclass(base, dict):
-        made = base.__new__(kind)
+        made = new(kind)
         for key, it in value.items():
             base.__setitem__(made, key, it)
     elif base is list:
-        made = list.__new__(kind)
+        made = new(kind)
         list.extend(made, value)
     elif base is set:
-        made = set.__new__(kind)
+        made = new(kind)
         set.update(made, value)
     elif base is bytearray:
-        made = bytearray.__new__(kind)
+        made = new(kind)
         bytearray.extend(made, value)
     else:
-        made = object.__new__(kind) if base is object else base.__new__(kind, value)
+        made = new(kind) if base is object else new(kind, value)
     return made
 
 

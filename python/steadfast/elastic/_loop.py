@@ -129,9 +129,7 @@ class _NotFormed(Exception):
     """The workers of a round did not find each other."""
 
 
-def _run_round(
-    current: Membership, train: Callable[[], Any], state: State, *, is_new: bool, skip_sync: bool
-) -> Any:
+def _run_round(current: Membership, train: Callable[[], Any], state: State, *, is_new: bool, skip_sync: bool) -> Any:
     try:
         # Forms the group: callbacks may use it.
         group = current.group

@@ -17,7 +17,5 @@ def accumulation_steps(rank: int, world_size: int, lanes: int) -> int:
         InvalidError: There are fewer lanes than workers.
     """
     if lanes < world_size:
-        raise InvalidError(
-            f"{lanes} lanes are too few for {world_size} workers; each worker computes at least one"
-        )
+        raise InvalidError(f"{lanes} lanes are too few for {world_size} workers; each worker computes at least one")
     return lanes // world_size + (rank < lanes % world_size)

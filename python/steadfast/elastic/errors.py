@@ -23,9 +23,7 @@ class ResetLimitError(SteadfastError):
     """The workers were regrouped more often than ``reset_limit`` allows."""
 
     def __init__(self, reset_limit: int) -> None:
-        super().__init__(
-            f"the workers were regrouped {reset_limit} times, which is the limit; see `reset_limit`"
-        )
+        super().__init__(f"the workers were regrouped {reset_limit} times, which is the limit; see `reset_limit`")
         self.reset_limit = reset_limit
 
     def __reduce__(self) -> Tuple[Any, ...]:

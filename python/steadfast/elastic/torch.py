@@ -110,9 +110,7 @@ class ProcessGroup:
         is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         if dist.is_initialized():
-            raise InvalidError(
-                "torch.distributed is initialized already; the process group is formed by steadfast"
-            )
+            raise InvalidError("torch.distributed is initialized already; the process group is formed by steadfast")
         if backend is None:
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         try:

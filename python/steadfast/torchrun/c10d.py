@@ -58,11 +58,7 @@ def create(params: Any) -> C10dHandler:
         seconds("close_timeout"),
         seconds("heartbeat_timeout"),
     )
-    more = {
-        key: params.get_as_int(key)
-        for key in ("keep_alive_interval", "keep_alive_max_attempt")
-        if params.get(key)
-    }
+    more = {key: params.get_as_int(key) for key in ("keep_alive_interval", "keep_alive_max_attempt") if params.get(key)}
     if params.get("cas_backoff_max_seconds"):
         more["cas_backoff_max_seconds"] = float(params.get("cas_backoff_max_seconds"))
     agent = open_agent(settings)
@@ -171,9 +167,7 @@ class MasterBackend(RendezvousBackend):
             found = self._agent.get_state()
         return (_Shared.from_bytes(found[0]).state, found[1]) if found else None
 
-    def set_state(
-        self, state: bytes, token: Optional[int] = None
-    ) -> Optional[Tuple[bytes, int, bool]]:
+    def set_state(self, state: bytes, token: Optional[int] = None) -> Optional[Tuple[bytes, int, bool]]:
         with torch_errors():
             found = self._agent.get_state()
             if (found[1] if found else None) != token:
@@ -239,9 +233,7 @@ class MasterStore(Store):
         with torch_errors():
             found = self._agent.get_state()
             while True:
-                shared, token = (
-                    (_Shared.from_bytes(found[0]), found[1]) if found else (_Shared(), None)
-                )
+                shared, token = (_Shared.from_bytes(found[0]), found[1]) if found else (_Shared(), None)
                 result = change(shared.keys)
                 _drop_old_rounds(shared.keys)
                 data, token, accepted = self._agent.set_state(shared.to_bytes(), token)

@@ -35,9 +35,7 @@ def create(params: Any) -> Handler:
     """Creates the handler for torchrun's parameters."""
     settings = parse(params, KEYS)
     if settings.last_call_timeout is not None:
-        log.warning(
-            "--rdzv-conf: last_call_timeout is ignored: it is a setting of the job (--last-call)"
-        )
+        log.warning("--rdzv-conf: last_call_timeout is ignored: it is a setting of the job (--last-call)")
     return Handler(settings, open_agent(settings))
 
 

@@ -142,6 +142,4 @@ def _own_address(endpoints: Tuple[str, ...]) -> str:
                     return str(probe.getsockname()[0])
         except OSError:
             continue
-    raise InvalidError(
-        f"--rdzv-endpoint: no route to {', '.join(endpoints)}; check the names, or set --local-addr"
-    )
+    raise InvalidError(f"--rdzv-endpoint: no route to {', '.join(endpoints)}; check the names, or set --local-addr")

@@ -50,9 +50,7 @@ class StoreAddress(NamedTuple):
         return cls(*json.loads(data))
 
 
-def open_store(
-    agent: Agent, formed: Round, host: str, deadline: float
-) -> Tuple[Store, StoreAddress]:
+def open_store(agent: Agent, formed: Round, host: str, deadline: float) -> Tuple[Store, StoreAddress]:
     """Returns a new store that all members of the round share.
 
     Raises:
@@ -78,14 +76,10 @@ def _connect(agent: Agent, formed: Round, address: StoreAddress) -> TCPStore:
         try:
             # TCPStore waits without looking at signals. This does not.
             socket.create_connection(address, timeout=5).close()
-            return TCPStore(
-                *address, is_master=False, wait_for_workers=False, timeout=STORE_TIMEOUT
-            )
+            return TCPStore(*address, is_master=False, wait_for_workers=False, timeout=STORE_TIMEOUT)
         except (OSError, DistError) as error:
             if is_lost(agent, formed):
-                raise errors.RoundEnded(
-                    f"round {formed.round} is over: {address.host} is lost"
-                ) from error
+                raise errors.RoundEnded(f"round {formed.round} is over: {address.host} is lost") from error
             if deadline < time.monotonic():
                 raise RendezvousConnectionError(
                     f"cannot connect to {address.host}:{address.port}, the store of round {formed.round}: "

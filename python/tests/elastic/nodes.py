@@ -98,9 +98,7 @@ class Nodes:
         rendezvous, self._admin = (f"127.0.0.1:{free_port()}" for _ in range(2))
         self._flags = ["--rdzv-id", f"test-{uuid.uuid4().hex[:8]}", "--nnodes", f"{nodes_min}:{nodes_max}"]
         listen = ["--listen", rendezvous, "--admin-listen", self._admin, "--last-call", "1s"]
-        self._rendezvous = Process(
-            "rendezvous", [PROGRAM, "rendezvous", *self._flags, *listen], logs
-        )
+        self._rendezvous = Process("rendezvous", [PROGRAM, "rendezvous", *self._flags, *listen], logs)
         self._flags += ["--rdzv-endpoint", rendezvous, "--grace", "1s"]
         self._processes = [self._rendezvous]
         # Those that have neither left nor been killed.
@@ -182,6 +180,4 @@ class Nodes:
             connection.close()
 
     def _tails(self) -> str:
-        return "\n".join(
-            f"{it.log}:\n{it.log.read_text(errors='replace')[-4000:]}" for it in self._processes
-        )
+        return "\n".join(f"{it.log}:\n{it.log.read_text(errors='replace')[-4000:]}" for it in self._processes)

@@ -10,12 +10,11 @@ from typing import Any, List
 
 import numpy as np
 import pytest
-from nodes import Nodes
-from threads import Threads
-
 import steadfast
+from nodes import Nodes
 from steadfast import elastic
 from steadfast.elastic import _file
+from threads import Threads
 
 PROGRAM = """
 import sys
@@ -59,7 +58,7 @@ def test_a_job_goes_on_from_its_file_when_every_process_was_killed(tmp_path):
             nodes.add(command)
             nodes.add(command)
             log = logs / "node-1.log"
-            nodes.until(lambda: len(numbers(log, "committed ")) > 10, "commits")
+            nodes.until(lambda log=log: len(numbers(log, "committed ")) > 10, "commits")
         (begin, *_) = numbers(log, "begins at ")
         # The last commit may have been written, but not printed.
         assert begin in (0, *range(done, done + 3)) and (begin > 0) == (attempt > 0)

@@ -6,10 +6,9 @@ from typing import Any, List
 
 import numpy as np
 import pytest
-from threads import Threads
-
 import steadfast
 from steadfast import elastic
+from threads import Threads
 
 pytest.importorskip("tensorflow")
 keras = pytest.importorskip("keras")

@@ -8,10 +8,9 @@ from typing import Any, List
 
 import numpy as np
 import pytest
-from threads import Killed, Threads
-
 import steadfast
 from steadfast import elastic
+from threads import Killed, Threads
 
 
 def test_all_ranks_are_interrupted_at_the_same_step_whoever_learns_first():

@@ -7,11 +7,10 @@ import random
 from typing import Any, Dict, List, Optional, Sequence
 
 import pytest
-from threads import Killed, Threads
-
 import steadfast
 from steadfast import elastic
 from steadfast.elastic._membership import CURRENT
+from threads import Killed, Threads
 
 
 class Workers:

@@ -13,7 +13,6 @@ from typing import Any, Callable, List
 import pytest
 from coordinator import free_port
 from nodes import Nodes
-
 from steadfast import elastic
 from steadfast.elastic._sockets import SocketGroup
 
@@ -21,8 +20,7 @@ from steadfast.elastic._sockets import SocketGroup
 def places(world_size: int) -> List[elastic.Assignment]:
     port = free_port()
     return [
-        elastic.Assignment(3, rank, 0, world_size, 1, rank, world_size, "127.0.0.1", port)
-        for rank in range(world_size)
+        elastic.Assignment(3, rank, 0, world_size, 1, rank, world_size, "127.0.0.1", port) for rank in range(world_size)
     ]
 
 

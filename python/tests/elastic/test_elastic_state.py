@@ -13,7 +13,6 @@ from typing import Any, List
 
 import numpy as np
 import pytest
-
 import steadfast
 from steadfast import elastic
 from steadfast.elastic._snapshot import decode, encode
@@ -300,9 +299,7 @@ def test_a_program_alone_is_the_only_worker():
 
 def test_several_workers_without_an_agent_do_not_train_alone():
     program = "import steadfast.elastic as e; e.run(print)(e.ObjectState())"
-    shown = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env={"WORLD_SIZE": "4"}
-    )
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env={"WORLD_SIZE": "4"})
     assert "WORLD_SIZE is 4, but no agent started this worker" in shown.stderr
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, List
 
 import pytest
-
 import steadfast
 from steadfast import elastic
 

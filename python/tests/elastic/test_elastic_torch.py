@@ -7,9 +7,8 @@ import time
 from typing import Any, Iterator
 
 import pytest
-from coordinator import free_port
-
 import steadfast
+from coordinator import free_port
 from steadfast import elastic
 
 torch = pytest.importorskip("torch")
@@ -56,9 +55,7 @@ def test_model_optimizer_schedule_and_attributes_go_back_together(make):
     model = net()
     optimizer = make(model.parameters())
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    state = elastic.TorchState(
-        model=model, optimizer=optimizer, schedule=schedule, batch=0, seen=torch.zeros(2)
-    )
+    state = elastic.TorchState(model=model, optimizer=optimizer, schedule=schedule, batch=0, seen=torch.zeros(2))
     initial = bits(model, optimizer, schedule)
     train_batch(model, optimizer)
     state.restore()

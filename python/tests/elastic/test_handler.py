@@ -10,17 +10,10 @@ from types import SimpleNamespace
 from typing import Any, Dict, Iterator, List, Optional
 
 import pytest
-
 import steadfast
 
 torch = pytest.importorskip("torch")
 torch_api = pytest.importorskip("torch.distributed.elastic.rendezvous.api")
-
-from torchrun_cluster import Coordinator, until  # noqa: E402
-
-from torch.distributed.elastic.agent.server.api import WorkerSpec  # noqa: E402
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent  # noqa: E402
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs  # noqa: E402
 
 from steadfast import _native  # noqa: E402
 from steadfast.torchrun.agent import Member, until_answered  # noqa: E402
@@ -28,13 +21,15 @@ from steadfast.torchrun.c10d import MasterBackend, MasterStore  # noqa: E402
 from steadfast.torchrun.handler import Handler, _check_address  # noqa: E402
 from steadfast.torchrun.settings import C10D_KEYS, KEYS, parse  # noqa: E402
 from steadfast.torchrun.store import RoundStore, open_store  # noqa: E402
+from torch.distributed.elastic.agent.server.api import WorkerSpec  # noqa: E402
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent  # noqa: E402
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs  # noqa: E402
+from torchrun_cluster import Coordinator, until  # noqa: E402
 
 
 def params(endpoint: str = "127.0.0.1:1", nodes: int = 1, nodes_max: int = 0, **more: Any) -> Any:
     given: Dict[str, Any] = {"run_id": "job", "backend": "steadfast", **more}
-    return torch_api.RendezvousParameters(
-        endpoint=endpoint, min_nodes=nodes, max_nodes=nodes_max or nodes, **given
-    )
+    return torch_api.RendezvousParameters(endpoint=endpoint, min_nodes=nodes, max_nodes=nodes_max or nodes, **given)
 
 
 @pytest.fixture
@@ -55,9 +50,7 @@ def handler_at(job: Coordinator, nodes: int = 1) -> Handler:
 
 def agent_at(job: Coordinator, nodes: int = 1) -> Any:
     address = {"address": "127.0.0.1:0", "slots": 1}
-    return _native.Agent(
-        [job.endpoint], "job", **address, nodes_min=nodes, nodes_max=nodes, settings={}
-    )
+    return _native.Agent([job.endpoint], "job", **address, nodes_min=nodes, nodes_max=nodes, settings={})
 
 
 class Scripted:
@@ -219,9 +212,7 @@ def test_invalid_timeouts_are_refused(conf: Dict[str, str]) -> None:
 
 def test_keys_of_the_other_backend_are_unknown() -> None:
     parse(params(close_timeout="3"), C10D_KEYS)
-    with pytest.raises(
-        steadfast.InvalidError, match="unknown key `close_timeout`; known are join_timeout"
-    ):
+    with pytest.raises(steadfast.InvalidError, match="unknown key `close_timeout`; known are join_timeout"):
         parse(params(close_timeout="3"), KEYS)
 
 
@@ -232,9 +223,7 @@ def test_the_address_is_the_one_that_reaches_the_endpoint() -> None:
 
 def test_a_node_that_others_cannot_reach_says_so() -> None:
     members = [Member(host, f"{host}:0", 1, 0) for host in ("127.0.0.1", "10.0.0.9")]
-    with pytest.raises(
-        torch_api.RendezvousError, match="other machines cannot reach this node at 127.0.0.1"
-    ):
+    with pytest.raises(torch_api.RendezvousError, match="other machines cannot reach this node at 127.0.0.1"):
         _check_address("127.0.0.1", members)
     _check_address("10.0.0.9", members)
     _check_address("127.0.0.1", members[:1])
@@ -255,9 +244,7 @@ def test_each_round_has_a_store_of_its_own(job: Coordinator) -> None:
 
 def test_a_node_waits_while_masters_change(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("steadfast.torchrun.agent.RETRY_SECONDS", 0.0)
-    answers = iter(
-        [steadfast.UnavailableError("no master"), steadfast.UnavailableError("no master"), 7]
-    )
+    answers = iter([steadfast.UnavailableError("no master"), steadfast.UnavailableError("no master"), 7])
 
     def call(left: float) -> int:
         answer = next(answers)
@@ -288,17 +275,13 @@ def test_a_round_that_ends_in_between_is_joined_again(job: Coordinator) -> None:
 
 
 def elastic_agent(handler: Any) -> LocalElasticAgent:
-    spec = WorkerSpec(
-        role="default", local_world_size=2, entrypoint="true", rdzv_handler=handler, max_restarts=0
-    )
+    spec = WorkerSpec(role="default", local_world_size=2, entrypoint="true", rdzv_handler=handler, max_restarts=0)
     return LocalElasticAgent(spec, DefaultLogsSpecs())
 
 
 @two_nodes
 @pytest.mark.parametrize("rank", [0, 1])
-def test_torchrun_survives_a_node_that_dies_while_ranks_are_assigned(
-    job: Coordinator, rank: int
-) -> None:
+def test_torchrun_survives_a_node_that_dies_while_ranks_are_assigned(job: Coordinator, rank: int) -> None:
     """It would wait for five minutes, and end."""
     # The one that registered first is the first.
     names = ["lives", "dies"] if rank == 0 else ["dies", "lives"]
@@ -377,10 +360,7 @@ def test_a_state_is_only_replaced_with_its_token(register: Any) -> None:
 def test_a_store_beside_the_state_loses_no_addition(register: Any) -> None:
     backend, store = MasterBackend(register), MasterStore(register)
     backend.set_state(b"state")
-    adders = [
-        threading.Thread(target=lambda: [store.add("count", 1) for _ in range(50)])
-        for _ in range(4)
-    ]
+    adders = [threading.Thread(target=lambda: [store.add("count", 1) for _ in range(50)]) for _ in range(4)]
     for it in adders:
         it.start()
     for it in adders:
@@ -395,9 +375,7 @@ def test_a_store_keeps_the_keys_of_two_rounds(register: Any) -> None:
     store = MasterStore(register)
     for number in range(5):
         dist.PrefixStore(f"torch.rendezvous.job.1.{number}", store).set("key", str(number))
-    kept = [
-        dist.PrefixStore(f"torch.rendezvous.job.1.{it}", store).check(["key"]) for it in range(5)
-    ]
+    kept = [dist.PrefixStore(f"torch.rendezvous.job.1.{it}", store).check(["key"]) for it in range(5)]
     assert kept == [False, False, False, True, True]
     with pytest.raises(dist.DistStoreError, match="missing"):
         store.wait(["missing"], timedelta(milliseconds=1))

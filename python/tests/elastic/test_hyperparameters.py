@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from threads import Threads
-
 import steadfast
 from steadfast import elastic
+from threads import Threads
 
 
 def test_hyperparameters_follow_the_number_of_workers():

@@ -83,7 +83,7 @@ def test_an_orderly_leave_loses_no_step_of_the_others(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "error", ["ValueError('broken')", "RuntimeError(\"Distributed package doesn't have NCCL built in\")"]
+    "error", ["ValueError('broken')", 'RuntimeError("Distributed package doesn\'t have NCCL built in")']
 )
 def test_a_program_that_raises_is_restarted_a_limited_number_of_times(tmp_path, error):
     """S001-12, S003-25: the others notice first, and the failure counts all the same. Its traceback is shown."""

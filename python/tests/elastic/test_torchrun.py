@@ -91,9 +91,7 @@ def test_nodes_stop_and_return_any_number_of_times(tmp_path: pathlib.Path, backe
 
 
 @both
-def test_a_failed_worker_is_restarted_until_its_node_gives_up(
-    tmp_path: pathlib.Path, backend: str
-) -> None:
+def test_a_failed_worker_is_restarted_until_its_node_gives_up(tmp_path: pathlib.Path, backend: str) -> None:
     """pytorch#123678: a restart does not close the job. pytorch#67616: nor does a node that fails."""
     with Cluster(tmp_path, backend, "1:2") as cluster:
         good, bad = cluster.start("a", "b", conf=conf(backend), max_restarts=1)
@@ -169,7 +167,5 @@ def test_nodes_that_cannot_take_part_end_with_one_clear_error(tmp_path: pathlib.
         for node in nodes:
             assert node.ends() == 1
             assert re.search(errors[node.name], node.text()), cluster.logs()
-        ignored = [
-            it for it in nodes[0].text().splitlines() if "last_call_timeout is ignored" in it
-        ]
+        ignored = [it for it in nodes[0].text().splitlines() if "last_call_timeout is ignored" in it]
         assert len(ignored) == 1

@@ -7,7 +7,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from coordinator import Coordinator
-
 from steadfast.elastic import Assignment, Membership, WorkerLost
 
 

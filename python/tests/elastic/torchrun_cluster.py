@@ -35,9 +35,7 @@ def program(name: str) -> str:
     raise FileNotFoundError(f"{name} is not installed")
 
 
-def until(
-    holds: Callable[[], bool], explain: Callable[[], str], seconds: float = SECONDS_MAX
-) -> None:
+def until(holds: Callable[[], bool], explain: Callable[[], str], seconds: float = SECONDS_MAX) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, explain()
@@ -93,9 +91,7 @@ class Process:
 class Coordinator:
     """`steadfast rendezvous`: etcd and the master of one job, in one process."""
 
-    def __init__(
-        self, directory: pathlib.Path, job: str, nnodes: str, last_call: str, join_timeout: str
-    ) -> None:
+    def __init__(self, directory: pathlib.Path, job: str, nnodes: str, last_call: str, join_timeout: str) -> None:
         self._admin = f"127.0.0.1:{free_port()}"
         command = [program("steadfast"), "rendezvous", "--rdzv-id", job]
         command += ["--nnodes", nnodes, "--last-call", last_call, "--join-timeout", join_timeout]
@@ -116,9 +112,7 @@ class Coordinator:
 class Masters:
     """Two masters of one job over etcd, of which one is acting."""
 
-    def __init__(
-        self, directory: pathlib.Path, job: str, nnodes: str, last_call: str, join_timeout: str
-    ) -> None:
+    def __init__(self, directory: pathlib.Path, job: str, nnodes: str, last_call: str, join_timeout: str) -> None:
         minimum, _, maximum = nnodes.partition(":")
         spec = directory / "job.toml"
         spec.write_text(
@@ -226,9 +220,7 @@ class Cluster:
             "OMP_NUM_THREADS": "1",
             "PYTHONUNBUFFERED": "1",
         }
-        started = [
-            Process(name, command, self.directory, NODE=name, **environment) for name in names
-        ]
+        started = [Process(name, command, self.directory, NODE=name, **environment) for name in names]
         self.nodes += started
         return started
 
@@ -282,10 +274,7 @@ class Cluster:
             except OSError:
                 continue
             # torchrun has these arguments, too, after its own.
-            if (
-                arguments[2:3] == [str(SCRIPT).encode()]
-                and str(self.directory).encode() in arguments
-            ):
+            if arguments[2:3] == [str(SCRIPT).encode()] and str(self.directory).encode() in arguments:
                 found.append(int(process.name))
         return found
 

@@ -14,7 +14,6 @@ import torch
 import torch._dynamo
 import torch.distributed as dist
 from coordinator import RemoteAgent
-
 from steadfast import elastic
 from steadfast.elastic.torch import GradientAccumulator, ProcessGroup, TorchState
 
@@ -206,9 +205,7 @@ def normalize(port: int, member: str) -> None:
 
     @elastic.run(membership=membership)
     def run(state: Any) -> None:
-        accumulator = GradientAccumulator(
-            optimizer, lanes=LANES, model=model, scaler=scaler, clip_norm=0.1
-        )
+        accumulator = GradientAccumulator(optimizer, lanes=LANES, model=model, scaler=scaler, clip_norm=0.1)
         for index, batch in enumerate(sampler.batches(BATCH)):
             if batch:
                 accumulator.backward(model(samples[batch]).square().mean(), len(batch))

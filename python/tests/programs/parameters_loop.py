@@ -5,7 +5,6 @@ import os
 import sys
 
 import numpy as np
-
 import steadfast
 
 sys.path.insert(0, os.environ["EXAMPLES"])

@@ -3,9 +3,8 @@
 import os
 import pathlib
 
-from held_work import Nothing
-
 import steadfast
+from held_work import Nothing
 
 with steadfast.Trainer(model=Nothing()) as trainer:
     for number, work in enumerate(trainer):

@@ -1,8 +1,7 @@
 """A perceptron in PyTorch, with a loop of its own that uses no part of steadfast.torch."""
 
-import torch
-
 import steadfast
+import torch
 
 torch.set_num_threads(1)
 NET = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
@@ -16,9 +15,7 @@ class Perceptron(steadfast.Model):
 
     def initialize(self, seed):
         generator = torch.Generator().manual_seed(seed)
-        return {
-            name: 0.1 * torch.randn(it.shape, generator=generator) for name, it in NET.named_parameters()
-        }
+        return {name: 0.1 * torch.randn(it.shape, generator=generator) for name, it in NET.named_parameters()}
 
     def gradient(self, parameters, batch, key):
         given = {name: torch.tensor(it, requires_grad=True) for name, it in parameters.items()}

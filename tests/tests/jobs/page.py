@@ -53,12 +53,16 @@ with sync_playwright() as tools:
     seconds = time.monotonic() - killed
     browser.close()
 
-print(json.dumps({
-    "complaints": complaints,
-    "elsewhere": elsewhere,
-    "headings": headings,
-    "focused": focused,
-    "too_wide": too_wide,
-    "dark": dark,
-    "seconds": seconds,
-}))
+print(
+    json.dumps(
+        {
+            "complaints": complaints,
+            "elsewhere": elsewhere,
+            "headings": headings,
+            "focused": focused,
+            "too_wide": too_wide,
+            "dark": dark,
+            "seconds": seconds,
+        }
+    )
+)

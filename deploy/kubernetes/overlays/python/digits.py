@@ -11,6 +11,4 @@ def build(spec):
         torch.nn.Dropout(0.1),
         torch.nn.Linear(128, 10),
     )
-    return st.Model(
-        net, loss=torch.nn.functional.cross_entropy, metrics={"accuracy": st.accuracy}
-    )
+    return st.Model(net, loss=torch.nn.functional.cross_entropy, metrics={"accuracy": st.accuracy})

@@ -9,9 +9,8 @@ import pathlib
 import sys
 import time
 
-import tensorflow as tf
-
 import steadfast.elastic as elastic
+import tensorflow as tf
 from steadfast.elastic.tensorflow import ElasticDataset
 
 RECORDS, BATCH = 90, 12

@@ -68,9 +68,7 @@ with strategy.scope():
         input_shape=(32, 32, 3),
         classes=10,
     )
-    model.compile(
-        optimizer=keras.optimizers.SGD(0.01), loss="sparse_categorical_crossentropy"
-    )
+    model.compile(optimizer=keras.optimizers.SGD(0.01), loss="sparse_categorical_crossentropy")
 history = model.fit(
     batches(images_like_cifar(240)),
     epochs=EPOCHS,

@@ -26,9 +26,15 @@ def record(i):
 
 
 def example(it):
-    bytes_of = lambda *values: tf.train.Feature(bytes_list=tf.train.BytesList(value=values))
-    ints = lambda values: tf.train.Feature(int64_list=tf.train.Int64List(value=values))
-    floats = lambda values: tf.train.Feature(float_list=tf.train.FloatList(value=values))
+    def bytes_of(*values):
+        return tf.train.Feature(bytes_list=tf.train.BytesList(value=values))
+
+    def ints(values):
+        return tf.train.Feature(int64_list=tf.train.Int64List(value=values))
+
+    def floats(values):
+        return tf.train.Feature(float_list=tf.train.FloatList(value=values))
+
     feature = {
         "image": bytes_of(it["image"]),
         "label": ints([it["label"]]),

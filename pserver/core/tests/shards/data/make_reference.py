@@ -6,6 +6,7 @@ McMahan et al. 2013 with the constants of TensorFlow's FtrlOptimizer, in numpy.
     pip install torch numpy && python make_reference.py
 """
 
+import functools
 import json
 import pathlib
 
@@ -30,7 +31,7 @@ def drawn():
 
 def by_torch(make, params, gradients, rates):
     parameter = torch.nn.Parameter(torch.tensor(params, dtype=torch.float64))
-    optimizer = make(parameter)
+    optimizer = make([parameter])
     for gradient, rate in zip(gradients, rates):
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -121,7 +122,7 @@ def main():
     cases = []
     for kind, keys, rule, arguments in torch_cases():
         for rates in constant, falling:
-            make = lambda parameter: rule([parameter], lr=rates[0], **arguments)
+            make = functools.partial(rule, lr=rates[0], **arguments)
             expected = by_torch(make, params, gradients, rates)
             cases.append(dict(spec=dict(kind=kind, **keys), rates=rates, expected=expected))
     for keys, arguments in ftrl_cases():
