@@ -125,12 +125,12 @@ pub struct TensorBody {
 }
 
 impl TensorBody {
-    /// The body of a request.
+    /// Creates the body of a request.
     pub fn request(segments: Vec<Bytes>) -> Self {
         Self { segments: segments.into_iter(), trailers: None }
     }
 
-    /// The body of a successful response.
+    /// Creates the body of a successful response.
     pub fn answer(segments: Vec<Bytes>) -> Self {
         Self { segments: segments.into_iter(), trailers: Some(ok_trailers()) }
     }
@@ -188,7 +188,7 @@ impl http_body::Body for StreamBody {
     }
 }
 
-/// The trailers of a successful response.
+/// Returns the trailers of a successful response.
 fn ok_trailers() -> HeaderMap {
     HeaderMap::from_iter([(
         http::HeaderName::from_static("grpc-status"),

@@ -76,7 +76,7 @@ impl<H> Default for Decoder<H> {
 }
 
 impl<H: Message + Default> Decoder<H> {
-    /// The header, if it has arrived.
+    /// Returns the header, if it has arrived.
     pub fn header(&self) -> Option<&H> {
         self.header.as_ref()
     }

@@ -12,7 +12,7 @@ const HEADER: &str = "steadfast-worker-token";
 pub struct WorkerToken(MetadataValue<Ascii>);
 
 impl WorkerToken {
-    /// Returns the secret that a text is, if it can be sent.
+    /// Creates the token from its text, or returns `None` if a header cannot carry the text.
     pub fn new(text: &str) -> Option<Self> {
         let mut value: MetadataValue<Ascii> = text.parse().ok()?;
         // No log shows it.

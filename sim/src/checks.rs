@@ -144,11 +144,15 @@ pub fn elastic_observer(
         match path {
             "/steadfast.v1.Elastic/Join" => {
                 for reply in messages::<JoinReply>(response) {
-                    if let Some(join_reply::Next::Start(round)) = reply.next
-                        && let Ok(round) = ElasticRound::decode(round)
-                        && formed < Round(round.round)
-                    {
+                    let Some(join_reply::Next::Start(round)) = reply.next else { continue };
+                    let Ok(round) = ElasticRound::decode(round) else { continue };
+                    if formed < Round(round.round) {
                         broken.push(format!("a node joined round {}, not {formed}", round.round));
+                    }
+                    if formed == Round(round.round)
+                        && !record.as_ref().is_some_and(|it| is_of(&round, it))
+                    {
+                        broken.push(format!("a node joined round {formed} with other members"));
                     }
                 }
             }
@@ -180,6 +184,12 @@ pub fn elastic_observer(
         }
         observed.lock().expect("one thread").broken.append(&mut broken);
     })
+}
+
+/// Returns whether a round that was sent to a node has the members that are stored.
+fn is_of(round: &ElasticRound, record: &RoundRecord) -> bool {
+    let told = round.members.iter().map(|it| (it.node.clone(), it.incarnation));
+    told.eq(record.members.iter().map(|it| (it.node.to_string(), it.incarnation.0)))
 }
 
 /// Returns the incarnation of a slot that a call addresses.
@@ -228,7 +238,7 @@ fn messages<M: Message + Default>(frames: &[Frame<Bytes>]) -> Vec<M> {
 }
 
 impl Observed {
-    /// I12: a job without progress names what it is waiting for.
+    /// Checks I12: a job without progress names what it is waiting for.
     fn stand(&mut self, status: &JobStatus, now: Duration) {
         let standing = ProgressMark {
             state: status.state,
@@ -289,7 +299,7 @@ impl Observed {
         }
     }
 
-    /// I7: a row at a version has the same bits as in the undisturbed run, if it was read there as well.
+    /// Checks I7: a row at a version has the same bits as in the undisturbed run, if it was read there as well.
     fn check_row(&mut self, key: (u64, u32, u64), hash: u64, reference: Option<&Reference>) {
         let known = match reference {
             Some(reference) => reference.rows.get(&key).copied(),

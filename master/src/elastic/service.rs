@@ -41,7 +41,7 @@ const TEXT_BYTES_MAX: usize = 1000;
 /// What this master serves.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum Serving {
-    /// It does not act, or runs a training job.
+    /// The master does not act, or runs a training job.
     #[default]
     Nothing,
     Job(Box<Polled>),
@@ -229,6 +229,7 @@ fn encoded_round(record: &RoundRecord) -> Vec<u8> {
         address: member.address.clone(),
         slots: member.slots,
         first_rank: member.first_rank,
+        incarnation: member.incarnation.0,
     });
     ElasticRound {
         round: record.round.0,

@@ -80,7 +80,6 @@ impl ValidatedBlock {
         self.block
     }
 
-    /// Returns the values.
     pub fn values(&self) -> &[f32] {
         &self.values
     }
@@ -136,7 +135,7 @@ pub enum Contributed {
     Duplicate,
     /// The step still waits for other lanes.
     Waiting,
-    /// It was the last contribution of its step, or was applied at once.
+    /// The contribution was the last one of its step, or was applied at once.
     Complete,
 }
 
@@ -203,9 +202,10 @@ impl Refusal {
         }
     }
 
-    /// Whether the shard must be discarded: its step can never be completed, or a part of it was applied.
+    /// Returns whether the shard must be discarded, because its step can never be completed or a part of it was
+    /// applied.
     pub fn is_fatal(&self) -> bool {
-        self.kind() == ErrorKind::Unavailable
+        matches!(self, Self::ConflictingShare { .. } | Self::Storage(_))
     }
 }
 
@@ -220,7 +220,7 @@ impl Total {
 }
 
 impl Contribution {
-    /// Returns blocks and total; no total without records.
+    /// Returns the blocks and the total, which is `None` if the contribution has no records.
     pub(crate) fn into_parts(self) -> (Vec<ValidatedBlock>, Option<Total>) {
         let Self { records, loss_sum, checksum, blocks, rows } = self;
         (blocks, (0 < records).then_some(Total { records, loss_sum, checksum, rows }))

@@ -60,9 +60,9 @@ pub struct Terms {
 pub enum Joined {
     /// The node is a member of this round.
     Round(RoundRecord),
-    /// Not yet; for users.
+    /// No round has started yet; the text tells users why.
     Waits(String),
-    /// Too few nodes joined within the join timeout; for users.
+    /// Too few nodes joined within the join timeout; the text is for users.
     TooFew(String),
 }
 
@@ -71,9 +71,9 @@ pub enum Joined {
 pub enum Entered {
     /// All members have entered, with these data.
     Released(BTreeMap<NodeId, Bytes>),
-    /// It will not be released; for users.
+    /// The barrier will not be released; the text tells users why.
     Ended(String),
-    /// Not yet; for users.
+    /// The barrier is not released yet; the text tells users why.
     Waits(String),
 }
 
@@ -95,7 +95,7 @@ pub struct Change {
 pub enum NodeError {
     #[error("the job is over")]
     JobEnded,
-    /// The lease was lost, or the node was removed: it registers again.
+    /// The lease was lost, or the node was removed. The node must register again.
     #[error("the node's registration was lost")]
     Unregistered,
     #[error("{message}")]
@@ -143,7 +143,6 @@ impl NodeSession {
         Ok(Self { etcd: etcd.clone(), lease, node, incarnation, acting })
     }
 
-    /// Returns the id of the node.
     pub fn node(&self) -> NodeId {
         self.node
     }
@@ -199,8 +198,8 @@ impl NodeSession {
         }
     }
 
-    /// Waits some seconds, at most `wait`, until the number of nodes to be added to `round` or, negative, removed from it is
-    /// another one than `known`.
+    /// Waits until the change of `round` differs from `known`, for some seconds and at most for `wait`. The change is
+    /// the number of nodes to be added or, if negative, removed.
     ///
     /// # Errors
     /// See [`NodeError`].
@@ -214,7 +213,7 @@ impl NodeSession {
         self.watch_for(round, known, report, wait.min(WAIT)).await
     }
 
-    /// Returns the same at once.
+    /// Returns the change of `round` without waiting.
     ///
     /// # Errors
     /// See [`NodeError`].
@@ -432,8 +431,7 @@ fn record(round: ElasticRound) -> Result<RoundRecord, NodeError> {
     let members = round.members.into_iter().map(|member| {
         Ok(MemberRecord {
             node: node_id(&member.node)?,
-            // Only the master compares incarnations.
-            incarnation: Incarnation(0),
+            incarnation: Incarnation(member.incarnation),
             address: member.address,
             slots: member.slots,
             first_rank: member.first_rank,
