@@ -21,7 +21,7 @@ pub fn checksum(pass: Pass, task: TaskId, positions: Range<u32>) -> u64 {
     positions.fold(0, |sum: u64, position| sum.wrapping_add(mix(name ^ u64::from(position))))
 }
 
-/// The finalizer of SplitMix64 (Steele, Lea and Flood 2014): every output bit depends on every input bit.
+/// Applies the finalizer of SplitMix64 (Steele, Lea and Flood 2014): every output bit depends on every input bit.
 fn mix(value: u64) -> u64 {
     let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -65,7 +65,8 @@ pub enum RangeStatus {
     Gap { counted: u32 },
 }
 
-/// Passes that are listed on their own; of those before, only the sum is known. A stream has no last pass.
+/// Maximum number of passes that are listed on their own; of earlier passes only the sum is known, because a stream has
+/// no last pass.
 pub const PASSES_LISTED: usize = 4096;
 
 /// Records applied in passes that are no longer listed.
@@ -101,13 +102,13 @@ pub struct AppliedRecords {
 }
 
 impl AppliedRecords {
-    /// Number of records applied in all passes.
+    /// Returns the number of records applied in all passes.
     pub fn records(&self) -> u64 {
         let listed = self.passes.iter().map(|applied_pass| applied_pass.records);
         listed.fold(self.earlier.records, u64::saturating_add)
     }
 
-    /// Sum of the checksums of all records, over all passes.
+    /// Returns the sum, modulo 2⁶⁴, of the checksums of all records, over all passes.
     pub fn checksum(&self) -> u64 {
         let listed = self.passes.iter().map(|applied_pass| applied_pass.checksum);
         listed.fold(self.earlier.checksum, u64::wrapping_add)
@@ -182,18 +183,15 @@ pub struct TaskRanges {
 }
 
 impl TaskRanges {
-    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
 
-    /// Whether the set contains `task`.
     pub fn contains(&self, task: TaskId) -> bool {
         let before = self.ranges.range(..=task.0).next_back();
         before.is_some_and(|(_, last)| task.0 <= *last)
     }
 
-    /// Adds a task.
     pub fn insert(&mut self, task: TaskId) {
         if self.contains(task) {
             return;

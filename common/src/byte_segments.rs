@@ -32,7 +32,7 @@ pub struct ByteSegments {
 }
 
 impl ByteSegments {
-    /// Appends a segment.
+    /// Appends a segment; ignores an empty one.
     pub fn push(&mut self, segment: Bytes) {
         if !segment.is_empty() {
             self.bytes += segment.len();
@@ -40,12 +40,11 @@ impl ByteSegments {
         }
     }
 
-    /// Number of bytes in all segments.
+    /// Returns the number of bytes in all segments.
     pub fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }

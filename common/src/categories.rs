@@ -2,8 +2,8 @@
 //!
 //! A value of a column is hashed with the column's name, so that all columns can share one table: 64-bit FNV-1a
 //! (Fowler, Noll and Vo) over the name, a zero byte, and the value: the bytes of text, or an integer as 8
-//! little-endian bytes. Part of what a model is: another hash would give every row of a trained table another
-//! meaning.
+//! little-endian bytes. The hash is part of every model: another hash would give every row of a trained table
+//! another meaning.
 
 use std::hash::Hasher;
 
@@ -20,14 +20,15 @@ pub fn category_id(column: &str, value: &[u8]) -> u64 {
     hasher.finish()
 }
 
-/// Returns the id of a combination of categories, in this order.
+/// Returns the id of a combination of categories, which depends on their order.
 pub fn cross_id(ids: impl IntoIterator<Item = u64>) -> u64 {
     let mut hasher = FnvHasher::default();
     ids.into_iter().for_each(|id| hasher.write(&id.to_le_bytes()));
     hasher.finish()
 }
 
-/// Appends the ids of a record's values; none of fractions, which are no categories.
+/// Appends the ids of the values of one record to `ids`. A column of floating-point numbers adds none, because
+/// fractions are not categories.
 pub fn push_ids(column: &Column, record: usize, ids: &mut Vec<u64>) {
     let range = column.elements_of(record);
     let mut push = |value: &[u8]| ids.push(category_id(&column.name, value));

@@ -29,7 +29,7 @@ pub struct CodeChange {
     pub modules: Vec<String>,
     /// The first trainer with the new source.
     pub trainer: TrainerId,
-    /// By the clock of that trainer.
+    /// Time of the change in milliseconds since 1970, by the clock of `trainer`.
     pub at_unix_ms: u64,
 }
 

@@ -14,12 +14,12 @@ pub struct ColumnType {
 }
 
 impl ColumnType {
-    /// One element in each record.
+    /// Returns the type of a column with one element in each record.
     pub const fn one(element: Element) -> Self {
         Self { element, shape: Shape::One }
     }
 
-    /// A list of any length in each record.
+    /// Returns the type of a column with a list of any length in each record.
     pub const fn list(element: Element) -> Self {
         Self { element, shape: Shape::List }
     }
@@ -50,7 +50,7 @@ impl Element {
         Self::Bytes,
     ];
 
-    /// The name in a job file.
+    /// Returns the name of the type in a job file.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Bool => "bool",
@@ -64,7 +64,7 @@ impl Element {
         }
     }
 
-    /// Whether values are text or bytes, which have a length of their own and are in no list.
+    /// Returns whether values are text or bytes, which have a length of their own and cannot be elements of a list.
     pub const fn is_string(self) -> bool {
         matches!(self, Self::Text | Self::Bytes)
     }
@@ -150,7 +150,8 @@ pub struct Column {
     /// For lists of any length, text and bytes: where each record begins in `values`, and at last where they
     /// end. Empty for others. Signed, as NumPy indexes.
     pub offsets: Vec<i64>,
-    /// For categories that count by a number each: that of each element. Empty for others, which count as 1.
+    /// The number by which each element counts, for categories with weights. Empty for other columns, whose elements
+    /// count as 1.
     pub weights: Vec<f32>,
 }
 
@@ -184,7 +185,7 @@ macro_rules! each {
 }
 
 impl Values {
-    /// No values of this type.
+    /// Creates an empty vector of values of this type.
     pub const fn new(element: Element) -> Self {
         match element {
             Element::Bool => Self::Bool(Vec::new()),
@@ -198,12 +199,11 @@ impl Values {
         }
     }
 
-    /// Number of elements; of text and bytes, number of bytes.
+    /// Returns the number of elements; for text and bytes, the number of bytes.
     pub fn len(&self) -> usize {
         each!(self, vector => vector.len())
     }
 
-    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -229,7 +229,7 @@ impl Values {
 }
 
 impl Column {
-    /// A column without records.
+    /// Creates a column without records.
     pub fn new(spec: &ColumnSpec) -> Self {
         let ColumnType { element, shape } = spec.kind;
         let offsets = match element.is_string() || shape == Shape::List {
@@ -240,7 +240,7 @@ impl Column {
         Self { name, shape, values, offsets, weights: Vec::new() }
     }
 
-    /// Number of records.
+    /// Returns the number of records, not of elements.
     pub fn len(&self) -> usize {
         match (self.offsets.len(), self.shape) {
             (0, Shape::Fixed(length)) => self.values.len() / length as usize,
@@ -249,12 +249,11 @@ impl Column {
         }
     }
 
-    /// Whether there are no records.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Memory of the values, in bytes.
+    /// Returns the memory that the values, their offsets and their weights take, in bytes.
     pub fn size_bytes(&self) -> usize {
         let offsets = size_of_val(&self.offsets[..]);
         self.values.size_bytes() + offsets + size_of_val(&self.weights[..])

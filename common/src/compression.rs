@@ -59,7 +59,6 @@ pub struct GradientsSpec {
 }
 
 impl GradientsSpec {
-    /// Returns the codec of these settings.
     pub fn codec(self) -> Codec {
         match self.compression {
             Compression::None => Codec::Plain,
@@ -136,7 +135,7 @@ impl Codec {
         }
     }
 
-    /// Encodes rounded values.
+    /// Encodes values that [`Codec::round`] has rounded.
     pub fn encode(self, values: &[f32]) -> Vec<u8> {
         match self {
             Self::Plain => bytemuck::cast_slice(values).to_vec(),
@@ -158,7 +157,7 @@ impl Codec {
         }
     }
 
-    /// Decodes a block into `values`. They need not be finite.
+    /// Decodes a block into `values`. The decoded values need not be finite.
     ///
     /// # Errors
     /// If the bytes are not an encoding of that many values; some may already be written.
@@ -264,13 +263,14 @@ fn nearest(value: f32) -> f32 {
     (value + ROUNDER) - ROUNDER
 }
 
-/// Returns the lowest byte of that integer in two's complement, which is the lowest byte of the sum's
-/// mantissa. Faster than a conversion, which has to saturate.
+/// Returns the lowest byte, in two's complement, of the nearest integer to a value that is small relative to
+/// [`ROUNDER`]. This is the lowest byte of the sum's mantissa, and faster than a conversion, which has to saturate.
 fn lowest_byte(value: f32) -> u8 {
     (value + ROUNDER).to_bits() as u8
 }
 
-/// Sets all but the largest values to zero; keeps the first of equal ones.
+/// Sets all values to zero except the share `keep` with the largest magnitudes, rounded up; keeps the first of equal
+/// ones.
 fn keep_largest(values: &mut [f32], keep: f64) {
     let kept = ((values.len() as f64 * keep).ceil() as usize).min(values.len());
     if kept < values.len() {

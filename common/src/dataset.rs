@@ -55,7 +55,8 @@ impl From<Chunk> for ChunkRow {
 pub struct DataFile {
     pub url: String,
     pub size_bytes: u64,
-    /// Of a file of a stream, in seconds since 1970: stores list objects with more digits than they date one.
+    /// Modification time of a file of a stream, in seconds since 1970: a store's list of objects has more digits than
+    /// the date of a single object.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub modified_unix_s: Option<u64>,
 }
@@ -77,7 +78,7 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// Number of tasks, held-out ones included.
+    /// Returns the number of tasks, including held-out ones.
     pub fn task_count(&self) -> u32 {
         u32::try_from(self.task_ends.len()).expect("tasks are numbered by u32")
     }
@@ -93,12 +94,12 @@ impl Manifest {
         self.chunks.get(start..end).unwrap_or(&[])
     }
 
-    /// Number of records in one task.
+    /// Returns the number of records in one task; 0 if the task does not exist.
     pub fn records_of(&self, task: TaskId) -> u64 {
         self.chunks_of(task).iter().map(|chunk| u64::from(chunk.records)).sum()
     }
 
-    /// Mean number of records in a task, at least 1.
+    /// Returns the mean number of records in a task, rounded down, but at least 1.
     pub fn mean_records(&self) -> u64 {
         let all: u64 = self.chunks.iter().map(|chunk| u64::from(chunk.records)).sum();
         (all / u64::from(self.task_count()).max(1)).max(1)
@@ -120,7 +121,7 @@ impl Manifest {
         (0..self.task_count()).map(TaskId).filter(|task| !held_out(task)).collect()
     }
 
-    /// Number of records that one pass trains on.
+    /// Returns the number of records that one pass trains on: those of all tasks that are not held out.
     pub fn training_records(&self) -> u64 {
         self.training_tasks().iter().map(|task| self.records_of(*task)).sum()
     }
@@ -135,7 +136,7 @@ impl Manifest {
             .collect();
     }
 
-    /// SHA-256 of the manifest's JSON, in hexadecimal.
+    /// Returns the SHA-256 of the manifest's JSON, in lower-case hexadecimal.
     pub fn digest(&self) -> String {
         let json = serde_json::to_vec(self).expect("a manifest is plain data");
         hex(&Sha256::digest(json))
@@ -195,7 +196,7 @@ pub struct ReadOptions {
     pub feature_scale: f32,
     /// The columns of the files.
     pub columns: Vec<ColumnSpec>,
-    /// The columns that are computed from them.
+    /// The columns that are computed from `columns`.
     pub crosses: Vec<Cross>,
 }
 
@@ -232,7 +233,7 @@ impl ReadOptions {
         }
     }
 
-    /// The columns of the records that are read.
+    /// Returns the columns of the records that are read: those of the files, and then the crosses.
     fn all_columns(&self) -> impl Iterator<Item = &ColumnSpec> {
         self.columns.iter().chain(self.crosses.iter().map(|cross| &cross.column))
     }
@@ -252,7 +253,7 @@ pub struct Records {
 }
 
 impl Records {
-    /// No records, of the columns in `options`.
+    /// Creates an empty set of records with the columns in `options`.
     pub fn new(options: &ReadOptions) -> Self {
         Self {
             width: options.features.len(),
@@ -261,17 +262,15 @@ impl Records {
         }
     }
 
-    /// Number of records.
     pub fn len(&self) -> usize {
         self.columns.first().map_or(self.labels.len(), Column::len)
     }
 
-    /// Whether there are no records.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Memory of the values, in bytes.
+    /// Returns the memory that features, labels and columns take, in bytes.
     pub fn size_bytes(&self) -> usize {
         let columns: usize = self.columns.iter().map(Column::size_bytes).sum();
         size_of_val(&self.features[..]) + size_of_val(&self.labels[..]) + columns

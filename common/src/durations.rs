@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
-/// Parses `90s`, `10m`, `1h 30m`.
+/// Parses a duration such as `90s`, `10m` or `1h 30m`.
 ///
 /// # Errors
 /// A message that names the invalid text.

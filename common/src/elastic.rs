@@ -55,12 +55,12 @@ impl ElasticSpec {
         Self { name: name.to_owned(), nodes }
     }
 
-    /// Returns the number of nodes, if it is valid.
+    /// Returns the range of the number of nodes; `None` if it is invalid.
     pub fn range(&self) -> Option<NodeRange> {
         NodeRange::new(self.nodes.min, self.nodes.max)
     }
 
-    /// SHA-256 of the spec's canonical JSON, in hexadecimal.
+    /// Returns the SHA-256 of the spec's canonical JSON, in lower-case hexadecimal.
     pub fn digest(&self) -> String {
         let json = serde_json::to_vec(self).expect("a spec is plain data");
         hex(&Sha256::digest(json))
@@ -90,7 +90,7 @@ impl ElasticSpec {
     }
 }
 
-/// `job` of an elastic job. A record of another [`FORMAT`] is refused.
+/// `job`: the definition of an elastic job. A record of another [`FORMAT`] is refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ElasticJobRecord {
     /// [`FORMAT`]
@@ -102,21 +102,21 @@ pub struct ElasticJobRecord {
 }
 
 impl ElasticJobRecord {
-    /// Returns the record of a new job.
+    /// Creates the record of a new job in the current [`FORMAT`], with the digest of `spec`.
     pub fn new(spec: &ElasticSpec) -> Self {
         let (spec, digest) = (spec.clone(), spec.digest());
         Self { format: FORMAT, kind: ElasticKind::Elastic, spec, digest }
     }
 }
 
-/// Distinguishes the record from that of a training job, which has no kind.
+/// Distinguishes the record of an elastic job from that of a training job, which has no kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ElasticKind {
     Elastic,
 }
 
-/// `job` of a job of either kind.
+/// `job`: the definition of a training job or of an elastic job.
 #[derive(Clone, Debug, PartialEq)]
 pub enum AnyJobRecord {
     Training(Box<JobRecord>),

@@ -23,14 +23,14 @@ pub struct ElasticStatus {
     pub nodes_max: u32,
     /// The round that was formed last; 0 before the first.
     pub round: Round,
-    /// Number of workers of that round.
+    /// Number of workers of the round that was formed last.
     pub world_size: u32,
     /// All known nodes: the members of the last round by rank, then the others.
     pub nodes: Vec<NodeStatus>,
     /// The launcher, if the job has or had one.
     #[serde(default)]
     pub launcher: Option<LauncherStatus>,
-    /// Absent if no master answers: the rest is what etcd holds.
+    /// The acting master; absent if it does not answer: the rest is then what etcd holds.
     pub master: Option<MasterStatus>,
     /// Why no master answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -90,7 +90,7 @@ pub struct NodeStatus {
     /// Since when it has been a member of each round, or since when the master acts, if that is later.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub member_since_unix_ms: Option<u64>,
-    /// Its rank in the last round, and that of its first worker.
+    /// Rank of the node in the last round, and rank of its first worker.
     pub rank: Option<u32>,
     pub first_rank: Option<u32>,
     /// What its agent reported last.
@@ -162,7 +162,7 @@ pub struct NodeReport {
 }
 
 impl ElasticStatus {
-    /// Returns the restarts after failures, as far as agents have reported them.
+    /// Returns the number of restarts after failures that agents have reported, including those of nodes that are gone.
     pub fn restarts(&self) -> u64 {
         let reports = self.nodes.iter().filter_map(|node| node.report.as_ref());
         self.restarts_of_gone + reports.map(|report| u64::from(report.restarts)).sum::<u64>()
@@ -183,7 +183,6 @@ pub struct LauncherStatus {
 }
 
 impl LauncherStatus {
-    /// Returns the hosts on the blacklist.
     pub fn blacklist(&self) -> impl Iterator<Item = &HostStatus> {
         self.hosts.iter().filter(|host| host.record.cooldown_ms.is_some())
     }
@@ -195,7 +194,8 @@ pub struct HostStatus {
     pub host: String,
     #[serde(flatten)]
     pub record: HostRecord,
-    /// When it leaves the blacklist, as the master reckons; absent if it is not on it, or no master answers.
+    /// When the host leaves the blacklist, as the master computes; absent if the host is not on it, or no master
+    /// answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blacklisted_until_unix_ms: Option<u64>,
 }

@@ -1,11 +1,11 @@
 //! Checks for finite values.
 
-/// Whether no value is infinite or NaN. Checks all values without an early exit, which vectorizes.
+/// Returns whether no value is infinite or NaN. Checks all values without an early exit, so that the loop vectorizes.
 pub fn are_finite(values: &[f32]) -> bool {
     are_all_finite(values.iter().copied())
 }
 
-/// Whether no little-endian value is infinite or NaN.
+/// Returns whether no little-endian value is infinite or NaN. Ignores bytes at the end that are not a whole value.
 pub fn are_finite_bytes(values: &[u8]) -> bool {
     are_all_finite(values.as_chunks().0.iter().map(|it| f32::from_le_bytes(*it)))
 }

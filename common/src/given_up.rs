@@ -31,23 +31,21 @@ fn ascending<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<(Pass, Pas
 }
 
 impl PassRanges {
-    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Returns the ranges, ascending.
+    /// Returns the ranges, ascending, both ends included.
     pub fn ranges(&self) -> &[(Pass, Pass)] {
         &self.0
     }
 
-    /// Whether the set contains `pass`.
     pub fn contains(&self, pass: Pass) -> bool {
         let at = self.0.partition_point(|(_, last)| *last < pass);
         self.0.get(at).is_some_and(|(first, _)| *first <= pass)
     }
 
-    /// Number of passes.
+    /// Returns the number of passes in all ranges.
     pub fn count(&self) -> u64 {
         self.0.iter().map(|(first, last)| u64::from(last.0 - first.0) + 1).sum()
     }
@@ -92,7 +90,8 @@ impl GivenUpRecord {
         Self { reason: reason.to_owned(), ..Self::default() }
     }
 
-    /// Adds a pass in which the task was given up.
+    /// Adds a pass in which the task was given up, and drops the oldest range of a record with too many. A pass that is
+    /// in the record already changes nothing.
     pub fn and(mut self, pass: Pass, reason: &str) -> Self {
         if self.passes.insert(pass) {
             self.times += 1;
@@ -151,7 +150,6 @@ pub struct Discarded {
 }
 
 impl Discarded {
-    /// Whether no task was given up.
     pub fn is_empty(&self) -> bool {
         self.tasks == 0
     }

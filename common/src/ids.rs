@@ -48,7 +48,7 @@ number! {
     Version(u64)
 }
 number! {
-    /// Incremented at each rollback of the job to a checkpoint (or to its start).
+    /// Number that is incremented at each rollback of the job to a checkpoint (or to its start).
     Generation(u64)
 }
 number! {

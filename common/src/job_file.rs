@@ -321,7 +321,7 @@ pub fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Opt
 }
 
 impl JobSpec {
-    /// SHA-256 of the spec's canonical JSON, in hexadecimal.
+    /// Returns the SHA-256 of the spec's canonical JSON, in lower-case hexadecimal.
     pub fn digest(&self) -> String {
         let json = serde_json::to_vec(self).expect("a spec is plain data");
         hex(&Sha256::digest(json))

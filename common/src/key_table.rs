@@ -31,15 +31,15 @@ pub enum Writer {
 /// What a transaction that writes a key compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Condition {
-    /// That the key does not exist, or that what its writer has read has not changed.
+    /// The key does not exist, or what its writer has read has not changed.
     Compared,
-    /// That the key does not exist: it is never changed or deleted.
+    /// The key does not exist: it is never changed or deleted.
     Absent,
-    /// That the writer holds the lock of the acting master.
+    /// The writer holds the lock of the acting master.
     Fenced,
-    /// As `Fenced`; and the key is never changed or deleted.
+    /// The writer holds the lock of the acting master; and the key is never changed or deleted.
     FencedOnce,
-    /// That the writer holds the lock of the launcher.
+    /// The writer holds the lock of the launcher.
     FencedByLauncher,
 }
 
@@ -62,7 +62,7 @@ impl Key {
         Self { is_leased: true, ..self }
     }
 
-    /// Whether only the acting master may write the key.
+    /// Returns whether only the acting master may write the key.
     pub fn is_fenced(&self) -> bool {
         match self.condition {
             Condition::Fenced | Condition::FencedOnce => true,
@@ -70,7 +70,7 @@ impl Key {
         }
     }
 
-    /// Whether the key is never changed or deleted once it exists.
+    /// Returns whether the key is never changed or deleted once it exists.
     pub fn is_final(&self) -> bool {
         match self.condition {
             Condition::Absent | Condition::FencedOnce => true,

@@ -18,163 +18,165 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// Keys below `/jobs/<name>`.
+    /// Creates the keys below `/jobs/<name>`.
     pub fn of_job(name: &str) -> Self {
         Self { root: format!("/jobs/{name}") }
     }
 
-    /// Keys below `root`; the empty root gives keys without a prefix (`/ps_desired`, `/ps/0`, …).
+    /// Creates the keys below `root`; the empty root gives keys without a prefix (`/ps_desired`, `/ps/0`, …).
     pub fn below(root: &str) -> Self {
         Self { root: root.trim_end_matches('/').to_owned() }
     }
 
-    /// The prefix of all keys of the job.
+    /// Returns the prefix of all keys of the job, without a slash at the end.
     pub fn root(&self) -> &str {
         &self.root
     }
 
-    /// The accepted job: spec, digest, store. Never changes.
+    /// Returns the key of the accepted job: spec, digest, store. The key never changes.
     pub fn job(&self) -> String {
         format!("{}/job", self.root)
     }
 
-    /// The numerics fingerprint that all trainers must have.
+    /// Returns the key of the numerics fingerprint that all trainers must have.
     pub fn numerics(&self) -> String {
         format!("{}/numerics", self.root)
     }
 
-    /// The source of the model, and the changes of it that were accepted.
+    /// Returns the key of the source of the model, with the changes of it that were accepted.
     pub fn code(&self) -> String {
         format!("{}/code", self.root)
     }
 
-    /// Held by the acting master; its create-revision fences every write.
+    /// Returns the key that the acting master holds; its create-revision fences the writes of the master.
     pub fn master_lock(&self) -> String {
         format!("{}/master/lock", self.root)
     }
 
-    /// Where the acting master listens.
+    /// Returns the key of the addresses at which the acting master listens.
     pub fn master_addr(&self) -> String {
         format!("{}/master/addr", self.root)
     }
 
-    /// What the acting master waits for before it listens.
+    /// Returns the key that says what the acting master waits for before it listens.
     pub fn master_waits(&self) -> String {
         format!("{}/master/waits", self.root)
     }
 
-    /// Number of pserver slots.
+    /// Returns the key of the number of pserver slots.
     pub fn ps_desired(&self) -> String {
         format!("{}/ps_desired", self.root)
     }
 
-    /// The prefix of all slot keys.
+    /// Returns the prefix of all slot keys.
     pub fn ps_prefix(&self) -> String {
         format!("{}/ps/", self.root)
     }
 
-    /// One pserver slot.
+    /// Returns the key of one pserver slot.
     pub fn ps(&self, slot: Slot) -> String {
         format!("{}/ps/{slot}", self.root)
     }
 
-    /// The slot that a key below [`Keys::ps_prefix`] names.
+    /// Returns the slot that a key below [`Keys::ps_prefix`] names; `None` if it is not such a key.
     pub fn slot_of(&self, key: &str) -> Option<Slot> {
         key.strip_prefix(&self.ps_prefix())?.parse().ok().map(Slot)
     }
 
-    /// The prefix of all trainer keys.
+    /// Returns the prefix of all trainer keys.
     pub fn trainers_prefix(&self) -> String {
         format!("{}/trainers/", self.root)
     }
 
-    /// One live trainer.
+    /// Returns the key of one live trainer.
     pub fn trainer(&self, id: TrainerId) -> String {
         format!("{}/trainers/{id}", self.root)
     }
 
-    /// The trainer that a key below [`Keys::trainers_prefix`] names.
+    /// Returns the trainer that a key below [`Keys::trainers_prefix`] names; `None` if it is not such a key.
     pub fn trainer_of(&self, key: &str) -> Option<TrainerId> {
         key.strip_prefix(&self.trainers_prefix())?.parse().ok().map(TrainerId)
     }
 
-    /// The prefix of the registrations of all agents.
+    /// Returns the prefix of the registrations of all agents.
     pub fn agents_prefix(&self) -> String {
         format!("{}/agents/", self.root)
     }
 
-    /// The registration of one live agent. Its create-revision is the incarnation of the node.
+    /// Returns the key of the registration of one live agent. Its create-revision is the incarnation of the node.
     pub fn agent(&self, node: NodeId) -> String {
         format!("{}{node}", self.agents_prefix())
     }
 
-    /// The node that a key below [`Keys::agents_prefix`] names.
+    /// Returns the node that a key below [`Keys::agents_prefix`] names; `None` if it is not such a key.
     pub fn agent_of(&self, key: &str) -> Option<NodeId> {
         key.strip_prefix(&self.agents_prefix())?.parse().ok().map(NodeId)
     }
 
-    /// The prefix of all keys of a rendezvous.
+    /// Returns the prefix of all keys of a rendezvous.
     pub fn rendezvous_prefix(&self) -> String {
         format!("{}/rendezvous/", self.root)
     }
 
-    /// The prefix of what the master knows of all nodes.
+    /// Returns the prefix of the keys under which the master records what it knows of each node.
     pub fn nodes_prefix(&self) -> String {
         format!("{}/rendezvous/nodes/", self.root)
     }
 
-    /// What the master knows of one node: that it is starting, or asked to be in a round.
+    /// Returns the key of what the master knows of one node: that it is starting, or asked to be in a round.
     pub fn node(&self, node: NodeId) -> String {
         format!("{}{node}", self.nodes_prefix())
     }
 
-    /// The node that a key below [`Keys::nodes_prefix`] names.
+    /// Returns the node that a key below [`Keys::nodes_prefix`] names; `None` if it is not such a key.
     pub fn node_of(&self, key: &str) -> Option<NodeId> {
         key.strip_prefix(&self.nodes_prefix())?.parse().ok().map(NodeId)
     }
 
-    /// The round that was formed last. Never deleted, so that numbers of rounds only increase.
+    /// Returns the key of the round that was formed last. The key is never deleted, so that numbers of rounds only
+    /// increase.
     pub fn formed_round(&self) -> String {
         format!("{}/rendezvous/round", self.root)
     }
 
-    /// State that the members of a rendezvous in a protocol of their own share.
+    /// Returns the key of the state that the members of a rendezvous in a protocol of their own share.
     pub fn shared_state(&self) -> String {
         format!("{}/rendezvous/shared", self.root)
     }
 
-    /// The prefix of the tags of all rounds.
+    /// Returns the prefix of the tags of all rounds.
     pub fn all_tags_prefix(&self) -> String {
         format!("{}/rendezvous/tags/", self.root)
     }
 
-    /// The round that a key below [`Keys::all_tags_prefix`] belongs to.
+    /// Returns the round that a key below [`Keys::all_tags_prefix`] belongs to; `None` if it is not such a key.
     pub fn tag_round_of(&self, key: &str) -> Option<Round> {
         let (round, _) = key.strip_prefix(&self.all_tags_prefix())?.split_once('/')?;
         round.parse().ok().map(Round)
     }
 
-    /// The prefix of the tags of one round: its barriers and synchronized values.
+    /// Returns the prefix of the tags of one round: its barriers and synchronized values.
     pub fn tags_prefix(&self, round: Round) -> String {
         format!("{}/rendezvous/tags/{:06}/", self.root, round.0)
     }
 
-    /// The last phase of a tag that was released.
+    /// Returns the key of the last phase of a tag that was released.
     pub fn released(&self, round: Round, tag: &str) -> String {
         format!("{}{tag}/released", self.tags_prefix(round))
     }
 
-    /// The prefix of the entries of one phase of a tag.
+    /// Returns the prefix of the entries of one phase of a tag.
     pub fn entries_prefix(&self, round: Round, tag: &str, phase: Phase) -> String {
         format!("{}{tag}/{:06}/", self.tags_prefix(round), phase.0)
     }
 
-    /// The data of one node in one phase of a tag: the bytes themselves, not JSON.
+    /// Returns the key of the data of one node in one phase of a tag. The value is the bytes themselves, not JSON.
     pub fn entry(&self, round: Round, tag: &str, phase: Phase, node: NodeId) -> String {
         format!("{}{node}", self.entries_prefix(round, tag, phase))
     }
 
-    /// What a key below [`Keys::tags_prefix`] of `round` holds. A tag contains no `/`.
+    /// Returns what a key below [`Keys::tags_prefix`] of `round` holds; `None` if it is not such a key. A tag contains
+    /// no `/`.
     pub fn tag_key_of(&self, round: Round, key: &str) -> Option<TagKey> {
         let (tag, rest) = key.strip_prefix(&self.tags_prefix(round))?.split_once('/')?;
         let tag = tag.to_owned();
@@ -186,153 +188,155 @@ impl Keys {
         Some(TagKey::Entry { tag, phase, node })
     }
 
-    /// The prefix of all keys of the launcher of an elastic job.
+    /// Returns the prefix of all keys of the launcher of an elastic job.
     pub fn launch_prefix(&self) -> String {
         format!("{}/launch/", self.root)
     }
 
-    /// Held by the launcher of an elastic job; its create-revision fences every write below.
+    /// Returns the key that the launcher of an elastic job holds; its create-revision fences every write below
+    /// [`Keys::launch_prefix`].
     pub fn launch_lock(&self) -> String {
         format!("{}/launch/lock", self.root)
     }
 
-    /// What the launcher knows of the whole job.
+    /// Returns the key of what the launcher knows of the whole job.
     pub fn launch_state(&self) -> String {
         format!("{}/launch/state", self.root)
     }
 
-    /// The prefix of what the launcher knows of all hosts.
+    /// Returns the prefix of the keys under which the launcher records what it knows of each host.
     pub fn launch_hosts_prefix(&self) -> String {
         format!("{}/launch/hosts/", self.root)
     }
 
-    /// What the launcher knows of one host: its agent, its failures. A name of a host contains no `/`.
+    /// Returns the key of what the launcher knows of one host: its agent, its failures. A name of a host contains no
+    /// `/`.
     pub fn launch_host(&self, host: &str) -> String {
         format!("{}{host}", self.launch_hosts_prefix())
     }
 
-    /// The host that a key below [`Keys::launch_hosts_prefix`] names.
+    /// Returns the host that a key below [`Keys::launch_hosts_prefix`] names; `None` if it is not such a key.
     pub fn launch_host_of<'a>(&self, key: &'a str) -> Option<&'a str> {
         key.strip_prefix(&self.launch_hosts_prefix())
     }
 
-    /// The current generation, its slots and its checkpoint.
+    /// Returns the key of the current generation, its slots and its checkpoint.
     pub fn generation(&self) -> String {
         format!("{}/generation", self.root)
     }
 
-    /// The prefix of the keys of all generations.
+    /// Returns the prefix of the keys of all generations.
     pub fn generations_prefix(&self) -> String {
         format!("{}/generations/", self.root)
     }
 
-    /// One generation, kept as history.
+    /// Returns the key of one generation, which is kept as history.
     pub fn generation_record(&self, generation: Generation) -> String {
         format!("{}{:06}", self.generations_prefix(), generation.0)
     }
 
-    /// The trainer that initializes the parameters, and whether it is done.
+    /// Returns the key that names the trainer that initializes the parameters, and says whether it is done.
     pub fn init(&self) -> String {
         format!("{}/init", self.root)
     }
 
-    /// The prefix of all task keys.
+    /// Returns the prefix of all task keys.
     pub fn tasks_prefix(&self) -> String {
         format!("{}/tasks/", self.root)
     }
 
-    /// Head of the task queues: round, pass, cursor.
+    /// Returns the key of the head of the task queues: round, pass, cursor.
     pub fn queue(&self) -> String {
         format!("{}/tasks/queue", self.root)
     }
 
-    /// The prefix of the task keys of one round. A round is one pass over the queue; a rollback to a
-    /// checkpoint begins another, which keeps the keys of both apart.
+    /// Returns the prefix of the task keys of one round. A round is one pass over the queue; a rollback to a checkpoint
+    /// begins another, which keeps the keys of both apart.
     pub fn round_prefix(&self, round: u64) -> String {
         format!("{}/tasks/{round:06}/", self.root)
     }
 
-    /// One task whose state the queue record does not imply.
+    /// Returns the key of one task whose state the queue record does not imply.
     pub fn task(&self, round: u64, task: TaskId) -> String {
         format!("{}{:08}", self.round_prefix(round), task.0)
     }
 
-    /// The round that a key below [`Keys::tasks_prefix`] belongs to.
+    /// Returns the round that a key below [`Keys::tasks_prefix`] belongs to; `None` if it is not a key of a round.
     pub fn round_of(&self, key: &str) -> Option<u64> {
         key.strip_prefix(&self.tasks_prefix())?.split_once('/')?.0.parse().ok()
     }
 
-    /// The task that a key below [`Keys::round_prefix`] names.
+    /// Returns the task that a key below [`Keys::round_prefix`] names; `None` if it is not such a key.
     pub fn task_of(&self, round: u64, key: &str) -> Option<TaskId> {
         key.strip_prefix(&self.round_prefix(round))?.parse().ok().map(TaskId)
     }
 
-    /// The prefix of the keys of all tasks that were given up.
+    /// Returns the prefix of the keys of all tasks that were given up.
     pub fn given_up_prefix(&self) -> String {
         format!("{}/given_up/", self.root)
     }
 
-    /// One task that was given up: the passes and the reason.
+    /// Returns the key of one task that was given up: the passes and the reason.
     pub fn given_up(&self, task: TaskId) -> String {
         format!("{}{:08}", self.given_up_prefix(), task.0)
     }
 
-    /// The task that a key below [`Keys::given_up_prefix`] names.
+    /// Returns the task that a key below [`Keys::given_up_prefix`] names; `None` if it is not such a key.
     pub fn given_up_of(&self, key: &str) -> Option<TaskId> {
         key.strip_prefix(&self.given_up_prefix())?.parse().ok().map(TaskId)
     }
 
-    /// The prefix of all stored replies.
+    /// Returns the prefix of all stored replies.
     pub fn replies_prefix(&self) -> String {
         format!("{}/tasks/replies/", self.root)
     }
 
-    /// The last reply to one trainer, for its retries.
+    /// Returns the key of the last reply to one trainer, which its retries get again.
     pub fn reply(&self, trainer: TrainerId) -> String {
         format!("{}{trainer}", self.replies_prefix())
     }
 
-    /// How far the files of a stream were divided into passes.
+    /// Returns the key that says how far the files of a stream were divided into passes.
     pub fn stream(&self) -> String {
         format!("{}/stream/head", self.root)
     }
 
-    /// The prefix of the passes of a stream.
+    /// Returns the prefix of the passes of a stream.
     pub fn stream_passes_prefix(&self) -> String {
         format!("{}/stream/passes/", self.root)
     }
 
-    /// One pass of a stream: its files and its manifest.
+    /// Returns the key of one pass of a stream: its files and its manifest.
     pub fn stream_pass(&self, pass: Pass) -> String {
         format!("{}{:09}", self.stream_passes_prefix(), pass.0)
     }
 
-    /// The pass that a key below [`Keys::stream_passes_prefix`] names.
+    /// Returns the pass that a key below [`Keys::stream_passes_prefix`] names; `None` if it is not such a key.
     pub fn stream_pass_of(&self, key: &str) -> Option<Pass> {
         key.strip_prefix(&self.stream_passes_prefix())?.parse().ok().map(Pass)
     }
 
-    /// The latest evaluation on held-out data.
+    /// Returns the key of the latest evaluation on held-out data.
     pub fn evaluation(&self) -> String {
         format!("{}/evaluation", self.root)
     }
 
-    /// The prefix of all checkpoint manifests.
+    /// Returns the prefix of all checkpoint manifests, and of [`Keys::checkpoint_latest`].
     pub fn checkpoints_prefix(&self) -> String {
         format!("{}/checkpoints/", self.root)
     }
 
-    /// One checkpoint's manifest.
+    /// Returns the key of one checkpoint's manifest.
     pub fn checkpoint(&self, id: &str) -> String {
         format!("{}/checkpoints/{id}", self.root)
     }
 
-    /// The id of the newest committed checkpoint.
+    /// Returns the key of the id of the newest committed checkpoint.
     pub fn checkpoint_latest(&self) -> String {
         format!("{}/checkpoints/latest", self.root)
     }
 
-    /// The result of the job. Once it exists, every process of the job exits.
+    /// Returns the key of the result of the job. Once it exists, every process of the job exits.
     pub fn result(&self) -> String {
         format!("{}/result", self.root)
     }

@@ -18,22 +18,21 @@ pub struct Node {
 }
 
 impl Node {
-    /// Returns its lanes, ascending.
+    /// Returns the lanes of the node, ascending.
     pub fn lanes(self) -> impl Iterator<Item = Lane> {
         (self.first..self.end).map(Lane)
     }
 
-    /// Returns its first lane.
     pub fn first(self) -> Lane {
         Lane(self.first)
     }
 
-    /// Whether it contains all lanes of `other`.
+    /// Returns whether the node contains all lanes of `other`.
     pub fn holds(self, other: Self) -> bool {
         self.first <= other.first && other.end <= self.end
     }
 
-    /// Returns its children; `None` for a single lane.
+    /// Returns the two children of the node; `None` for a single lane.
     pub fn halves(self) -> Option<(Self, Self)> {
         let len = self.end - self.first;
         if len < 2 {
@@ -51,7 +50,6 @@ pub struct LaneTree {
 }
 
 impl LaneTree {
-    /// Creates the tree of a number of lanes.
     pub fn new(lanes: u32) -> Self {
         Self { lanes }
     }
@@ -106,17 +104,17 @@ impl LaneTree {
 #[derive(Clone, Debug, Default)]
 pub struct LaneSums<T> {
     tree: LaneTree,
-    /// `None` for nodes without a record.
+    /// The sum of each node that is present; `None` for a node without a record.
     held: BTreeMap<Node, Option<T>>,
 }
 
 impl<T> LaneSums<T> {
-    /// Creates it without any lane.
+    /// Creates partial sums without any lane.
     pub fn new(tree: LaneTree) -> Self {
         Self { tree, held: BTreeMap::new() }
     }
 
-    /// Whether all lanes of a node are present.
+    /// Returns whether all lanes of a node are present.
     pub fn has(&self, node: Node) -> bool {
         let until = Node { first: node.first, end: u32::MAX };
         self.held.range(..=until).next_back().is_some_and(|(held, _)| held.holds(node))

@@ -5,8 +5,8 @@
 //! | `<root>/launch/state` | [`LauncherRecord`] |
 //! | `<root>/launch/hosts/<host>` | [`HostRecord`] |
 //!
-//! They hold lengths of time and no points in time: a new launcher, whose clock is another one, begins each
-//! wait anew.
+//! The records hold lengths of time and no points in time: a new launcher, whose clock is another one, begins
+//! each wait anew.
 
 use std::fmt;
 
@@ -34,7 +34,7 @@ pub struct HostRecord {
     /// How often its agent failed since the last time that it ran well.
     #[serde(default)]
     pub failures: u32,
-    /// How long the host is on the blacklist. `None`: it is not.
+    /// How long the host is on the blacklist; `None` if it is not on it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cooldown_ms: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -69,7 +69,7 @@ pub enum Phase {
     Stopping {
         reason: StopReason,
     },
-    /// It has exited, and is started again as soon as there are slots for it.
+    /// The agent has exited, and is started again as soon as there are slots for it.
     Restarting,
 }
 
@@ -117,12 +117,12 @@ pub enum Outcome {
     DiscoveryFailed {
         reason: String,
     },
-    /// The user ended it.
+    /// The user ended the job.
     Interrupted,
 }
 
 impl Outcome {
-    /// Returns what the user does next; `None` after a success.
+    /// Returns the kind of error that the outcome is, which says what the user does next; `None` after a success.
     pub fn kind(&self) -> Option<ErrorKind> {
         match self {
             Self::Succeeded => None,

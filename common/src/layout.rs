@@ -16,7 +16,7 @@ use crate::table::{Initial, RANGES, RangeDigest, WIDTH_MAX};
 /// Values in the largest block: 1 MiB of `f32`.
 pub const BLOCK_LEN_MAX: usize = 1 << 18;
 
-/// Tables of a model; each has 128 ranges, which take memory.
+/// Maximum number of tables of a model; each has 128 ranges, which take memory.
 const TABLES_MAX: usize = 1 << 10;
 
 /// How the contributions of a step or a push change a parameter.
@@ -41,11 +41,11 @@ impl UpdateRule {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ParamSpec {
     pub name: String,
-    /// Of a table: the width of its rows.
+    /// The sides of the tensor; for a table, the width of its rows.
     pub shape: Vec<usize>,
     #[serde(default, skip_serializing_if = "UpdateRule::is_default")]
     pub update: UpdateRule,
-    /// Of a table: how its rows begin.
+    /// How the rows of a table begin; absent for a tensor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub table: Option<Initial>,
 }
@@ -67,8 +67,8 @@ impl ParamSpec {
         Self { update: UpdateRule::AddMean, ..Self::new(name, shape) }
     }
 
-    /// Number of values; of a table, whose rows are elsewhere, 0. Saturates, so that a malicious shape cannot
-    /// overflow.
+    /// Returns the number of values; 0 for a table, whose rows are elsewhere. Saturates, so that a malicious shape
+    /// cannot overflow.
     pub fn len(&self) -> usize {
         if self.table.is_some() { 0 } else { self.product() }
     }
@@ -77,14 +77,14 @@ impl ParamSpec {
         self.shape.iter().fold(1, |product: usize, side| product.saturating_mul(*side))
     }
 
-    /// Whether the tensor has no values.
+    /// Returns whether the tensor has no values. Always true for a table.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// Returns what is wrong with the tables among parameters: their number, widths, initial values, or names, which
-/// must stay distinct as names of files.
+/// Returns what is wrong with the tables among parameters: their number, widths, initial values, or names, which must
+/// stay distinct as names of files. Returns `None` if they are valid.
 pub fn invalid_tables(params: &[ParamSpec]) -> Option<String> {
     let mut files = BTreeSet::new();
     for param in params {
@@ -109,7 +109,7 @@ pub fn invalid_tables(params: &[ParamSpec]) -> Option<String> {
         .then(|| format!("{} tables exceed the maximum of {TABLES_MAX}", files.len()))
 }
 
-/// Returns a name in which other characters than letters, digits, `-`, `_` and `.` are replaced.
+/// Returns the name with `_` in place of every character other than ASCII letters, digits, `-`, `_` and `.`.
 pub fn file_name(name: &str) -> String {
     let is_safe = |it: char| it.is_ascii_alphanumeric() || "-_.".contains(it);
     name.chars().map(|it| if is_safe(it) { it } else { '_' }).collect()
@@ -188,38 +188,39 @@ impl Layout {
         layout
     }
 
-    /// The parameters, in order.
+    /// Returns the parameters, in the order in which they are concatenated.
     pub fn params(&self) -> &[ParamSpec] {
         &self.params
     }
 
-    /// The blocks, in order.
+    /// Returns the blocks, in the order of their values in the flat vector of all parameters.
     pub fn blocks(&self) -> &[Block] {
         &self.blocks
     }
 
-    /// The tables, in order.
+    /// Returns the tables, in the order of the parameters.
     pub fn tables(&self) -> &[TableParam] {
         &self.tables
     }
 
-    /// Returns the number under which rows of a table are sent: those after the numbers of the blocks.
+    /// Returns the number under which rows of a table are sent. The numbers of tables follow those of the blocks.
     pub fn number_of_table(&self, table: usize) -> u32 {
         (self.blocks.len() + table) as u32
     }
 
-    /// Returns the index of the table whose rows are sent under a number.
+    /// Returns the index of the table whose rows are sent under a number; `None` if it is not the number of a table.
     pub fn table_of_number(&self, number: u32) -> Option<usize> {
         let table = (number as usize).checked_sub(self.blocks.len())?;
         (table < self.tables.len()).then_some(table)
     }
 
-    /// Returns the number of a range of a table, in checkpoints and norms: those after the numbers of the blocks.
+    /// Returns the number of a range of a table in checkpoints and norms. The numbers of ranges follow those of the
+    /// blocks.
     pub fn number_of_range(&self, table: usize, range: u32) -> u32 {
         self.blocks.len() as u32 + table as u32 * RANGES + range
     }
 
-    /// Number of ranges of all tables.
+    /// Returns the number of ranges of all tables.
     pub fn ranges(&self) -> usize {
         self.tables.len() * RANGES as usize
     }
@@ -229,12 +230,11 @@ impl Layout {
         self.params[block.param as usize].update
     }
 
-    /// Number of values of all parameters.
+    /// Returns the number of values of all parameters, without the rows of tables.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no values.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -255,8 +255,8 @@ impl Layout {
         optimized.map(|(index, _)| self.range_of(index))
     }
 
-    /// SHA-256 over all parameters in order (name, shape, little-endian values), and then over the
-    /// [digests](crate::table::Rows::digest) of all ranges of all tables, in hexadecimal: equal exactly when two
+    /// Returns the SHA-256 over all parameters in order (name, shape, little-endian values), and then over the
+    /// [digests](crate::table::Rows::digest) of all ranges of all tables, in hexadecimal. It is equal exactly when two
     /// models are equal bit by bit.
     ///
     /// # Panics

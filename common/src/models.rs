@@ -10,7 +10,7 @@ pub const PYTHON: &str = "python";
 /// A model that every trainer supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BuiltIn {
-    /// Its `model.kind`.
+    /// The value of `model.kind` that chooses the model.
     pub name: &'static str,
     pub inputs: Inputs,
     pub hidden: Hidden,
@@ -35,16 +35,16 @@ pub enum Hidden {
 /// What `model.classes` may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Classes {
-    /// The model predicts a number.
+    /// The key must be absent: the model predicts a number.
     None,
-    /// The model predicts a number without it.
+    /// The key may be absent: the model then predicts a number.
     Optional,
     Required,
-    /// Two; the model predicts a number without it.
+    /// The key is 2, or absent: the model then predicts a number.
     Two,
 }
 
-/// All of them, in the order in which they are listed for users.
+/// All built-in models, in the order in which they are listed for users.
 pub const BUILT_IN: &[BuiltIn] = &[
     built_in("linear", Inputs::Features, Hidden::None, Classes::None),
     built_in("softmax", Inputs::Features, Hidden::None, Classes::Required),
@@ -72,7 +72,8 @@ pub fn names(filter: impl Fn(&BuiltIn) -> bool) -> String {
 }
 
 impl ModelSpec {
-    /// Returns the errors of the settings of a model; settings of a model that is not built in have any meaning.
+    /// Returns the errors of the settings of a model. For a model that is not built in, checks only `model.factors` and
+    /// the ranges of numbers, because that model may give the settings any meaning.
     pub fn errors(&self) -> Vec<SpecError> {
         let mut found = Found { kind: &self.kind, errors: Vec::new() };
         found.range("hidden", !self.hidden.contains(&0), "has a layer of width 0");

@@ -90,7 +90,7 @@ impl Range {
 /// A section of the job file in which the value of one key decides which other keys apply.
 struct Section {
     name: &'static str,
-    /// The key that decides.
+    /// The key whose value decides which other keys apply.
     chooser: &'static str,
     choice: String,
     errors: Vec<SpecError>,

@@ -30,7 +30,6 @@ impl Default for PlacementRecord {
 }
 
 impl PlacementRecord {
-    /// Returns the number of slots.
     pub fn slots(&self) -> u32 {
         match self {
             Self::LargestFirst { slots } => *slots,
@@ -47,7 +46,7 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Computes the placement of the blocks of `layout`.
+    /// Computes the placement of the blocks of `layout`, and of the ranges of its tables, by the rule of `record`.
     pub fn of(layout: &Layout, record: &PlacementRecord) -> Self {
         match record {
             PlacementRecord::LargestFirst { slots } => Self {
@@ -74,12 +73,12 @@ impl Placement {
         by_slot
     }
 
-    /// Returns the numbers of the blocks of a slot, ascending.
+    /// Returns the numbers of the blocks of a slot, ascending; empty for a slot without blocks.
     pub fn blocks_of(&self, slot: Slot) -> &[u32] {
         self.by_slot.get(slot.0 as usize).map_or(&[], Vec::as_slice)
     }
 
-    /// Returns the ranges of a slot, the same of every table.
+    /// Returns the ranges that lie on a slot, which are the same for every table.
     pub fn ranges_of(&self, slot: Slot) -> Range<u32> {
         let first = |slot: u32| slot.min(self.range_slots) * RANGES / self.range_slots.max(1);
         first(slot.0)..first(slot.0.saturating_add(1))

@@ -32,7 +32,7 @@ pub struct JobRecord {
     pub digest: String,
     /// URL of the store with dataset manifest, checkpoints and model.
     pub store: String,
-    /// [`crate::dataset::Manifest::digest`], which is part of the name of the manifest's object. Of a stream, this
+    /// [`crate::dataset::Manifest::digest`], which is part of the name of the manifest's object. For a stream, this
     /// manifest has the columns alone.
     pub manifest: String,
     /// The directory against which the sources of a stream are resolved: each master lists them.
@@ -256,7 +256,7 @@ pub struct CheckpointRecord {
     /// Commit time in milliseconds since 1970 by the master's clock; for display only.
     #[serde(default)]
     pub created_unix_ms: u64,
-    /// Why it is not restored any more: it is damaged, or the job was rolled back to an earlier one.
+    /// Why the checkpoint is not restored any more: it is damaged, or the job was rolled back to an earlier one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub invalidated: Option<String>,
 }
@@ -274,7 +274,7 @@ impl CheckpointRecord {
         self.queue.as_ref().map_or(self.position.pass, |queue| queue.pass)
     }
 
-    /// Returns the first error of the manifest itself; does not check its objects.
+    /// Returns the first error of the manifest itself; `None` if it is valid. Does not check its objects.
     pub fn invalid_reason(&self) -> Option<String> {
         self.invalid_shards().or_else(|| self.invalid_params())
     }
@@ -360,12 +360,12 @@ pub struct ShardRecord {
 }
 
 impl ShardRecord {
-    /// Returns the bytes of all objects of the shard.
+    /// Returns the total size of all objects of the shard, in bytes.
     pub fn all_bytes(&self) -> u64 {
         self.rows.iter().map(|it| it.size_bytes).fold(self.size_bytes, u64::saturating_add)
     }
 
-    /// Returns the names of all objects of the shard.
+    /// Returns the names of all objects of the shard: its own, and then those of its row files.
     pub fn objects(&self) -> impl Iterator<Item = String> + '_ {
         let row_files = self.rows.iter().flat_map(RowFilesRecord::objects);
         [self.object.clone()].into_iter().chain(row_files)
@@ -375,21 +375,22 @@ impl ShardRecord {
 /// Row files that were written together.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RowFilesRecord {
-    /// The beginning of their names.
+    /// The beginning of the names of the files.
     pub name: String,
     /// Number of files.
     pub files: u32,
-    /// Bytes of all of them.
+    /// Total size of the files.
     pub size_bytes: u64,
 }
 
 impl RowFilesRecord {
-    /// Returns the name of the object with file `index` of those with names that begin with `name`.
+    /// Returns the name of the object with row file `index` of those whose names begin with `name`.
     pub fn object(name: &str, index: u32) -> String {
         format!("{name}-rows-{index}.safetensors")
     }
 
-    /// Returns the names of the objects.
+    /// Returns the names of the objects of all files, but not of more than a shard may have, because a manifest may be
+    /// forged.
     pub fn objects(&self) -> impl Iterator<Item = String> + '_ {
         // A manifest may be forged.
         (0..self.files.min(ROW_FILES_MAX)).map(|index| Self::object(&self.name, index))

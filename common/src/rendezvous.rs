@@ -49,7 +49,7 @@ impl NodeRange {
 /// `agents/<uuid>`: a live agent, bound to its lease. The create-revision of the key is the incarnation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgentRecord {
-    /// All nodes of a job have the same one.
+    /// What runs the node's workers; the same for all nodes of a job.
     #[serde(default)]
     pub runner: Runner,
     /// `host:port`, at which the other nodes of a round reach this one.
@@ -93,7 +93,7 @@ impl fmt::Display for Runner {
 }
 
 impl AgentRecord {
-    /// Returns the registration of a node that has nothing but an address.
+    /// Creates the registration of a node that has no admin port, no liveness port, no launcher and no order.
     pub fn new(runner: Runner, address: String, slots: u32) -> Self {
         let admin = String::new();
         Self { runner, address, slots, admin, liveness: None, launched_on: None, order: None }
@@ -115,7 +115,7 @@ pub struct NodeRecord {
     pub incarnation: Incarnation,
     pub address: String,
     pub slots: u32,
-    /// As in [`AgentRecord::order`].
+    /// The [`AgentRecord::order`] of the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub order: Option<u32>,
     #[serde(flatten)]

@@ -18,7 +18,7 @@ pub const ANY_ROLE: &str = "steadfast";
 impl Role {
     pub const ALL: [Self; 4] = [Self::Master, Self::Pserver, Self::Trainer, Self::Admin];
 
-    /// `master`, `pserver`, …
+    /// Returns the name of the role, in lower case.
     pub fn name(self) -> &'static str {
         match self {
             Self::Master => "master",

@@ -55,8 +55,8 @@ fn shuffle<T>(items: &mut [T], seed: u64, purpose: &str, a: u64, b: u64) {
     }
 }
 
-/// Returns the mini-batches of a task, as ranges of its records. Those that are left at its end are part of the
-/// mini-batch before, if they are fewer than `min`.
+/// Returns the mini-batches of a task, as ranges of its records. The records that are left at the end of the task are
+/// part of the mini-batch before, if they are fewer than `min`.
 pub fn mini_batches(records: u32, size: u32, min: u32) -> Vec<Range<u32>> {
     let left = records % size;
     let is_joined = size <= records && 0 < left && left < min;
@@ -132,18 +132,18 @@ impl LaneSchedule {
         self
     }
 
-    /// Number of lanes.
     pub fn lanes(&self) -> u32 {
         self.lanes.len() as u32
     }
 
-    /// Number of micro-batches in a lane, without the tasks that were given up.
+    /// Returns the number of micro-batches in a lane, without the tasks that were given up.
     pub fn steps_of(&self, lane: Lane, given_up: &BTreeSet<TaskId>) -> u64 {
         let steps = self.records_of(lane, given_up).div_ceil(u64::from(self.micro_batch));
         self.last_of(lane).map_or(steps, |last| steps.min(last + 1))
     }
 
-    /// Returns how many records of a lane's stream come before step `step`, if the stream has as many.
+    /// Returns how many records of a lane's stream come before step `step`, if the stream has as many. Returns
+    /// `u64::MAX` for a step after a micro-batch that also has the records which are too few for one of their own.
     pub fn records_before(&self, lane: Lane, step: u64) -> u64 {
         match self.last_of(lane) {
             Some(last) if last < step => u64::MAX,
@@ -169,7 +169,7 @@ impl LaneSchedule {
         self.last.get(lane.0 as usize).copied().flatten()
     }
 
-    /// Number of steps in the pass: that of its longest lane, but at least 1, because one step has to
+    /// Returns the number of steps in the pass: that of its longest lane, but at least 1, because one step has to
     /// report that all lanes are exhausted.
     pub fn steps(&self, given_up: &BTreeSet<TaskId>) -> u64 {
         let longest = (0..self.lanes()).map(|lane| self.steps_of(Lane(lane), given_up)).max();

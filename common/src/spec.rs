@@ -92,8 +92,8 @@ pub struct DatasetSpec {
     /// The column to predict: a class index or a number.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub label: String,
-    /// Beside `features`, of which there may be none then: columns whose values are categories, such as words or
-    /// numbers of users, by name, with `*` as in `features`.
+    /// Columns whose values are categories, such as words or numbers of users, by name, with `*` as in `features`. They
+    /// are used beside `features`, of which there may be none then.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub categories: Vec<String>,
     /// In place of `features` and `label`: columns of any type by name, with `*` as in `features`.
@@ -143,7 +143,7 @@ impl Transform {
         *self == Self::default()
     }
 
-    /// Applies the function; the same bits on all machines.
+    /// Applies the function to a value; the result has the same bits on all machines.
     pub fn apply(self, value: f64) -> f64 {
         match self {
             Self::None => value,
@@ -181,7 +181,8 @@ pub enum Header {
 /// The model and its size. Keys that are unknown to the built-in models belong in `options`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelSpec {
-    /// `linear`, `softmax`, `mlp`, `fm`, `deepfm`, `wide-deep`, `python`, or the name under which a trainer registered its own model.
+    /// `linear`, `softmax`, `mlp`, `fm`, `deepfm`, `wide-deep`, `python`, or the name under which a trainer registered
+    /// its own model.
     pub kind: String,
     /// Number of classes, for classifiers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -197,7 +198,7 @@ pub struct ModelSpec {
     /// Probability that a hidden unit is dropped in training.
     #[serde(default)]
     pub dropout: f32,
-    /// Passed to user-defined models unchanged.
+    /// Options that are passed to user-defined models unchanged.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub options: BTreeMap<String, toml::Value>,
     /// `python`: the function that builds the model, as `module:function`.
@@ -309,7 +310,7 @@ pub struct LearningRateSpec {
     /// `step`, `exponential`: steps between (or per) multiplications by `gamma`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub every_steps: Option<u64>,
-    /// `step`, `exponential`: the factor.
+    /// `step`, `exponential`: the factor by which the learning rate is multiplied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gamma: Option<f32>,
     /// `polynomial`, `cosine`: steps after the warm-up until `end` is reached.
@@ -318,7 +319,7 @@ pub struct LearningRateSpec {
     /// `polynomial`, `cosine`: the final learning rate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end: Option<f32>,
-    /// `polynomial`: the exponent.
+    /// `polynomial`: the exponent of the decay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power: Option<f32>,
 }
@@ -339,11 +340,11 @@ pub enum Schedule {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TableSpec {
-    /// The update rule of its rows; that of the job when absent. Only the rows of a step's ids are updated:
-    /// momentum and moments of others stay as they are, and weight decay does not reach them.
+    /// The update rule of the table's rows; that of the job when absent. Only the rows of a step's ids are updated:
+    /// momentum and moments of other rows stay as they are, and weight decay does not reach them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub optimizer: Option<OptimizerSpec>,
-    /// That of the job when absent.
+    /// The learning rate of the table's rows; that of the job when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub learning_rate: Option<LearningRateSpec>,
     /// The update that creates a row; those before it (steps, or pushes in asynchronous mode, in which the id

@@ -11,7 +11,7 @@ use crate::spec::{DataFormat, Header, JobSpec, LANES_MAX, Mode, TableSpec, Trans
 /// An error in the values of a job file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpecError {
-    /// The keys that it depends on; first that of the value to change.
+    /// The keys that the error depends on; the first is that of the value to change.
     pub keys: Vec<String>,
     /// A message that names the keys.
     pub text: String,
@@ -23,7 +23,7 @@ impl SpecError {
     }
 }
 
-/// Returns the error of a job's name.
+/// Returns the error of an invalid name of a job; `None` if the name is valid.
 pub(crate) fn name_error(name: &str) -> Option<SpecError> {
     let allowed = |it: char| it.is_ascii_alphanumeric() || "-_.".contains(it);
     let is_valid = (1..=100).contains(&name.len()) && name.chars().all(allowed);
@@ -123,7 +123,7 @@ impl JobSpec {
         }
     }
 
-    /// Errors of a dataset that is followed.
+    /// Adds the errors of a dataset that is followed.
     fn stream_errors(&self, errors: &mut Vec<SpecError>) {
         let mut error = |key: &str, text: String| {
             errors.push(SpecError::new(&[key, "dataset.follow"], text));
@@ -281,7 +281,8 @@ impl JobSpec {
         }
     }
 
-    /// Whether the parts exist is known only from the files.
+    /// Adds the errors of `dataset.crosses`. Does not check whether the columns that a cross combines exist, because
+    /// that is known only from the files.
     fn cross_errors(&self, errors: &mut Vec<SpecError>) {
         let dataset = &self.dataset;
         let mut error = |keys: &[&str], text| errors.push(SpecError::new(keys, text));
@@ -437,7 +438,7 @@ impl JobSpec {
 mod tests {
     use crate::job_file;
 
-    /// The errors of a job file with these keys of `[dataset]` and `[model]`.
+    /// Returns the errors of a job file with these keys of `[dataset]` and `[model]`.
     fn errors(dataset: &str, model: &str) -> Vec<String> {
         let text = format!(
             "name = 'x'\npasses = 1\n[dataset]\nsource = ['x']\nformat = 'csv'\n{dataset}\n\

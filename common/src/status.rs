@@ -69,7 +69,7 @@ pub struct JobStatus {
     #[serde(default)]
     pub points: Vec<Point>,
     pub result: Option<ResultRecord>,
-    /// Of a dataset that is followed.
+    /// How far the dataset was read, if it is followed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stream: Option<StreamStatus>,
     /// The rows of embedding tables, by slot.
@@ -86,7 +86,7 @@ pub struct SlotTables {
     /// Rows of all tables in memory, and what they take there.
     pub rows_in_memory: u64,
     pub memory_bytes: u64,
-    /// Files on the pserver's disk.
+    /// Size of the files on the pserver's disk.
     pub disk_bytes: u64,
     /// Accesses to rows in memory, and to those that were read from the disk.
     pub hits: u64,
@@ -96,18 +96,18 @@ pub struct SlotTables {
 }
 
 impl SlotTables {
-    /// The share of the rows that is in memory, from 0 to 1.
+    /// Returns the share of the rows that is in memory, from 0 to 1; 1 if there are no rows.
     pub fn share_in_memory(&self) -> f64 {
         share(self.rows_in_memory, self.rows.values().sum())
     }
 
-    /// The share of the accesses to rows in memory, from 0 to 1.
+    /// Returns the share of the accesses that found their row in memory, from 0 to 1; 1 if there were no accesses.
     pub fn hit_rate(&self) -> f64 {
         share(self.hits, self.hits.saturating_add(self.misses))
     }
 }
 
-/// Of none, all.
+/// Returns the share that `part` has of `whole`, at most 1; 1 if `whole` is 0.
 fn share(part: u64, whole: u64) -> f64 {
     if whole == 0 { 1.0 } else { (part as f64 / whole as f64).min(1.0) }
 }
@@ -153,12 +153,12 @@ pub struct TimeBreakdown {
 }
 
 impl TimeBreakdown {
-    /// Returns the total time.
+    /// Returns the total time, in seconds.
     pub fn total(&self) -> f64 {
         self.data + self.compute + self.push + self.wait + self.pull
     }
 
-    /// Returns the mean transfer rate over the total time.
+    /// Returns the mean transfer rate over the total time; 0 if that is 0.
     pub fn bytes_per_second(&self) -> f64 {
         if 0.0 < self.total() { self.moved_bytes as f64 / self.total() } else { 0.0 }
     }
@@ -227,13 +227,13 @@ pub type Curve = Vec<(f64, f64)>;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Curves {
     pub loss: Curve,
-    /// On held-out records.
+    /// The metric on held-out records.
     pub metric: Curve,
     pub examples_per_second: Curve,
 }
 
 impl Curves {
-    /// Computes the curves of points, the latest last.
+    /// Computes the curves through points that are ordered by time, the latest last.
     pub fn through(points: &[Point]) -> Self {
         let first = points.first().map_or(0, |it| it.unix_ms);
         let at = |it: &Point| it.unix_ms.saturating_sub(first) as f64 / 1000.0;

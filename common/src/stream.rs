@@ -35,7 +35,7 @@ pub struct StreamRecord {
 }
 
 impl StreamRecord {
-    /// Whether training ends before `pass`.
+    /// Returns whether training ends before `pass`.
     pub fn is_over(&self, pass: Pass) -> bool {
         self.end.is_some_and(|end| end <= pass)
     }
@@ -50,7 +50,6 @@ pub struct LeftOut {
 }
 
 impl LeftOut {
-    /// Whether no file was left out.
     pub fn is_empty(&self) -> bool {
         self.files == 0
     }
@@ -59,7 +58,8 @@ impl LeftOut {
 /// A file of a stream.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct StreamFile {
-    /// In milliseconds since 1970, by the clock of its store. First, because files are in this order.
+    /// Modification time in milliseconds since 1970, by the clock of its store. The first field, because files are
+    /// ordered by it.
     pub modified_unix_ms: u64,
     pub url: String,
     pub size_bytes: u64,
@@ -78,17 +78,19 @@ pub struct StreamPassRecord {
 }
 
 impl StreamPassRecord {
-    /// The name of the object with the manifest of a pass. Each job has its own: it deletes them.
+    /// Returns the name of the object with the manifest of a pass. Each job has objects of its own, because it deletes
+    /// them.
     pub fn object_name(job: &str, pass: Pass, digest: &str) -> String {
         format!("{}/{:09}-{digest}.json", Self::folder(job), pass.0)
     }
 
-    /// The folder of the objects of a job's stream.
+    /// Returns the folder of the objects of a job's stream.
     pub fn folder(job: &str) -> String {
         format!("streams/{job}")
     }
 
-    /// The pass whose manifest is in an object of the folder; `None` if it is another object.
+    /// Returns the pass whose manifest is in an object, which is named relative to the folder; `None` if it is another
+    /// object.
     pub fn pass_of(object: &str) -> Option<Pass> {
         object.split('-').next()?.parse().ok().map(Pass)
     }
@@ -103,7 +105,7 @@ pub struct ForgottenFiles {
 }
 
 impl ForgottenFiles {
-    /// The name of the object with this digest.
+    /// Returns the name of the object with this digest.
     pub fn object_name(job: &str, digest: &str) -> String {
         format!("streams/{job}/files-{digest}.json")
     }

@@ -33,8 +33,8 @@ pub fn range_of(id: u64) -> u32 {
     ((mixed ^ (mixed >> 31)) >> (u64::BITS - RANGES.ilog2())) as u32
 }
 
-/// Whether a row that was last updated in pass `updated` begins again in `pass`: it had no update for more than
-/// `expire_after` passes.
+/// Returns whether a row that was last updated in pass `updated` begins again in `pass`, because it had no update for
+/// more than `expire_after` passes.
 pub fn is_expired(expire_after: Option<u32>, updated: u32, pass: Pass) -> bool {
     expire_after.is_some_and(|after| after < pass.0.saturating_sub(updated))
 }
@@ -54,7 +54,7 @@ pub enum Initial {
 }
 
 impl Initial {
-    /// Whether all rows begin with finite values.
+    /// Returns whether all rows begin with finite values.
     pub fn is_finite(self) -> bool {
         match self {
             Self::Zeros => true,
@@ -86,7 +86,7 @@ impl Initial {
 pub struct Rows {
     width: usize,
     ids: Vec<u64>,
-    /// Ids × width.
+    /// The values of all rows, `width` for each of `ids`.
     values: Vec<f32>,
 }
 
@@ -104,12 +104,12 @@ pub enum RowsError {
 }
 
 impl Rows {
-    /// No rows. A width of 0 stands for rows without values, for their ids alone.
+    /// Creates an empty set of rows. A width of 0 stands for rows without values, for their ids alone.
     pub fn new(width: usize) -> Self {
         Self { width, ids: Vec::new(), values: Vec::new() }
     }
 
-    /// Rows of zeros.
+    /// Creates rows whose values are all zero.
     ///
     /// # Panics
     /// If the ids do not ascend.
@@ -118,7 +118,7 @@ impl Rows {
         Self::of(width, ids, values)
     }
 
-    /// Rows with these values, ids × width.
+    /// Creates rows with these values: `width` for each id, one row after the other.
     ///
     /// # Panics
     /// If the ids do not ascend, or there are not as many values.
@@ -128,52 +128,50 @@ impl Rows {
         Self { width, ids, values }
     }
 
-    /// Values of each row.
+    /// Returns the number of values in each row.
     pub fn width(&self) -> usize {
         self.width
     }
 
-    /// Number of rows.
     pub fn len(&self) -> usize {
         self.ids.len()
     }
 
-    /// Whether there are no rows.
     pub fn is_empty(&self) -> bool {
         self.ids.is_empty()
     }
 
-    /// The ids, ascending.
+    /// Returns the ids, ascending.
     pub fn ids(&self) -> &[u64] {
         &self.ids
     }
 
-    /// The values of all rows, one row after the other.
+    /// Returns the values of all rows, one row after the other.
     pub fn values(&self) -> &[f32] {
         &self.values
     }
 
-    /// Returns the values of all rows.
+    /// Returns the values of all rows, one row after the other.
     pub fn into_values(self) -> Vec<f32> {
         self.values
     }
 
-    /// The values of all rows, for changes in place.
+    /// Returns the values of all rows, one row after the other, for changes in place.
     pub fn values_mut(&mut self) -> &mut [f32] {
         &mut self.values
     }
 
-    /// Returns id and values of each row.
+    /// Returns the id and the values of each row, by ascending id.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (u64, &[f32])> {
         self.ids.iter().enumerate().map(|(place, id)| (*id, self.row(place)))
     }
 
-    /// Returns id and values of each row, for changes of the values.
+    /// Returns the id and the values of each row, by ascending id, for changes of the values.
     pub fn iter_mut(&mut self) -> impl ExactSizeIterator<Item = (u64, &mut [f32])> {
         self.ids.iter().copied().zip(self.values.chunks_exact_mut(self.width.max(1)))
     }
 
-    /// Returns the place of a row.
+    /// Returns the place of a row in the order of ids; `None` if the row is absent.
     pub fn place_of(&self, id: u64) -> Option<usize> {
         self.ids.binary_search(&id).ok()
     }
@@ -181,7 +179,7 @@ impl Rows {
     /// Returns the row at a place.
     ///
     /// # Panics
-    /// If there is none.
+    /// If there is no row at that place.
     pub fn row(&self, place: usize) -> &[f32] {
         &self.values[place * self.width..(place + 1) * self.width]
     }
@@ -189,7 +187,7 @@ impl Rows {
     /// Returns the row at a place, for changes.
     ///
     /// # Panics
-    /// If there is none.
+    /// If there is no row at that place.
     pub fn row_mut(&mut self, place: usize) -> &mut [f32] {
         &mut self.values[place * self.width..(place + 1) * self.width]
     }
@@ -205,10 +203,10 @@ impl Rows {
         self.values.extend_from_slice(row);
     }
 
-    /// Returns the rows `ids`, ascending, all of which are here.
+    /// Returns the rows with these ids, which ascend and are all present.
     ///
     /// # Panics
-    /// If one is not.
+    /// If a row is absent, or the ids do not ascend.
     pub fn select(&self, ids: Vec<u64>) -> Self {
         let mut values = Vec::with_capacity(self.width * ids.len());
         let mut place = 0;
@@ -282,10 +280,10 @@ impl Rows {
         Ok(())
     }
 
-    /// Joins rows of different ranges into one.
+    /// Joins rows of different ranges into one set of rows.
     ///
     /// # Panics
-    /// If a row is in two of them.
+    /// If a row is in two of the parts.
     pub fn joined<'a>(width: usize, parts: impl IntoIterator<Item = &'a Self>) -> Self {
         let mut all: Vec<(u64, &[f32])> = parts.into_iter().flat_map(Self::iter).collect();
         // A stable sort merges parts that are in order.
@@ -294,7 +292,7 @@ impl Rows {
         Self::of(width, ids, all.into_iter().flat_map(|(_, row)| row).copied().collect())
     }
 
-    /// SHA-256 over the number of rows, and over id and values of each, little-endian.
+    /// Returns the SHA-256 over the number of rows, and over the id and the values of each row, little-endian.
     pub fn digest(&self) -> RangeDigest {
         let mut hash = Sha256::new();
         hash.update((self.len() as u64).to_le_bytes());
@@ -313,7 +311,7 @@ impl Rows {
         bytes
     }
 
-    /// Reads rows of some ranges from bytes.
+    /// Reads rows with finite values from bytes as [`Rows::encode`] writes them; all rows belong to `ranges`.
     ///
     /// # Errors
     /// See [`RowsError`].
@@ -327,7 +325,7 @@ impl Rows {
         Err(RowsError::NotFinite { id: rows.ids[place / width] })
     }
 
-    /// As [`Rows::decode`], with values that may be infinite or NaN.
+    /// Reads rows as [`Rows::decode`] does, but accepts values that are infinite or NaN.
     ///
     /// # Errors
     /// See [`RowsError`].
@@ -349,10 +347,10 @@ pub fn encode_ids(ids: &[u64]) -> Vec<u8> {
     bytemuck::cast_slice(ids).to_vec()
 }
 
-/// Reads ids of some ranges from bytes.
+/// Reads ids that ascend and belong to `ranges` from bytes.
 ///
 /// # Errors
-/// If they do not ascend, or one belongs to another range.
+/// If the bytes are not whole ids, the ids do not ascend, or one belongs to another range.
 pub fn decode_ids(ranges: &Range<u32>, bytes: &[u8]) -> Result<Vec<u64>, RowsError> {
     let (ids, []) = bytes.as_chunks() else {
         return Err(RowsError::Length { found: bytes.len(), width: 0 });
@@ -364,7 +362,7 @@ pub fn decode_ids(ranges: &Range<u32>, bytes: &[u8]) -> Result<Vec<u64>, RowsErr
 /// Checks that ids ascend and belong to `ranges`.
 ///
 /// # Errors
-/// The first that does not.
+/// If an id does not; the error names it.
 pub fn check_ids(ids: &[u64], ranges: &Range<u32>) -> Result<(), RowsError> {
     if let Some(pair) = ids.windows(2).find(|pair| pair[1] <= pair[0]) {
         return Err(RowsError::Order { before: pair[0], id: pair[1] });

@@ -75,7 +75,7 @@ fn check_groups(evidence: &Evidence, checkpoint: &CheckpointEvidence, report: &m
     }
 }
 
-/// The pass that a slot is in.
+/// Returns the pass that a slot is in: the last one of its applied records.
 fn present(counted: &AppliedRecords) -> Option<Pass> {
     counted.passes.last().map(|applied_pass| applied_pass.pass)
 }
@@ -121,13 +121,13 @@ impl<'a> PassChecker<'a> {
         }
     }
 
-    /// Whether the pass is over, according to the queues or to the slot's present pass.
+    /// Returns whether the pass is over for the blocks of `group`: the queues or these blocks are in a later pass.
     fn is_over_for(&self, group: &Group) -> bool {
         let next = present(&group.counted).is_some_and(|present| self.sums.pass < present);
         next || self.sums.pass < self.queue.pass
     }
 
-    /// Tasks that a slot must have applied completely.
+    /// Returns the tasks that a slot must have applied completely.
     fn wanted(&self, is_over: bool) -> BTreeSet<TaskId> {
         match is_over {
             true => {
@@ -275,7 +275,8 @@ impl<'a> PassChecker<'a> {
         }
     }
 
-    /// The sum of the first records of a task.
+    /// Returns the sum of the first `to` records of a task. Reports a violation unless the task has more records than
+    /// that.
     fn prefix(&self, slot: Slot, task: TaskId, to: u32, report: &mut Report) -> Sum {
         let pass = self.sums.pass;
         if self.sums.of(task).records <= u64::from(to) {
@@ -314,7 +315,7 @@ impl<'a> PassChecker<'a> {
         report.violation(What::CountMismatch { pass, slot, expected, found, cause });
     }
 
-    /// Candidates for a missing or duplicate contribution: tasks, and the records of one push.
+    /// Returns the candidates for a missing or duplicate contribution: each task, and the records of each push.
     fn candidates(&self) -> impl Iterator<Item = (RecordSet, Sum)> {
         let settings = &self.evidence.spec.asynchronous;
         let push = settings.batch.saturating_mul(settings.push_every).max(1);
@@ -343,7 +344,7 @@ impl<'a> PassChecker<'a> {
     }
 }
 
-/// Tasks that the queues mark as done: dispatched, and neither open nor given up.
+/// Returns the tasks that the queues mark as done: dispatched, and neither open nor given up.
 fn done(evidence: &Evidence, queue: &QueueSnapshot) -> BTreeSet<TaskId> {
     let order = task_order(evidence.manifest_of(queue.pass), evidence.spec.seed, queue.pass);
     let handed_out = order.into_iter().take(queue.cursor as usize);
@@ -378,7 +379,7 @@ fn subsets(tasks: &[(TaskId, Sum)]) -> impl Iterator<Item = (Sum, u32)> {
     })
 }
 
-/// The work that a restore of the checkpoint repeats, and how much of it is already applied.
+/// Returns the work that a restore of the checkpoint repeats, and how much of it each slot has already applied.
 fn replay(evidence: &Evidence, checkpoint: &CheckpointEvidence, queue: &QueueSnapshot) -> Replay {
     let done = done(evidence, queue);
     let is_left = |task: &TaskId| !done.contains(task) && !queue.discarded.contains_key(task);

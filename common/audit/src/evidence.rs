@@ -12,13 +12,13 @@ use steadfast_common::records::{GenerationRecord, QueueSnapshot, ResultRecord};
 use steadfast_common::spec::JobSpec;
 use steadfast_common::stream::{StreamPassRecord, StreamRecord};
 
-/// What etcd and the files of a checkpoint contain.
+/// The contents of etcd and of the files of a checkpoint.
 #[derive(Clone, Debug)]
 pub struct Evidence {
     pub spec: JobSpec,
-    /// The dataset; of a stream its columns alone.
+    /// The manifest of the dataset. For a stream, it has only the columns.
     pub manifest: Manifest,
-    /// Of a dataset that is followed.
+    /// The passes of the stream, if the dataset is followed.
     pub stream: Option<StreamEvidence>,
     /// The audited checkpoint; absent if there is none.
     pub checkpoint: Option<CheckpointEvidence>,
@@ -35,7 +35,7 @@ pub struct Evidence {
 #[derive(Clone, Debug, Default)]
 pub struct StreamEvidence {
     pub record: StreamRecord,
-    /// Those from `record.first` on, with their manifests.
+    /// The passes from `record.first` on, with their manifests.
     pub passes: BTreeMap<Pass, (StreamPassRecord, Manifest)>,
 }
 
@@ -43,7 +43,7 @@ pub struct StreamEvidence {
 #[derive(Clone, Debug, Default)]
 pub struct CheckpointEvidence {
     pub id: String,
-    /// The generation in which it was taken.
+    /// The generation in which the checkpoint was taken.
     pub generation: Generation,
     pub position: Position,
     /// Exhausted lanes of the pass.
@@ -73,26 +73,26 @@ pub struct Group {
 }
 
 impl Evidence {
-    /// The records of a pass; none of a pass of a stream that is not known.
+    /// Returns the manifest of a pass. For an unknown pass of a stream, the manifest has no records.
     pub(crate) fn manifest_of(&self, pass: Pass) -> &Manifest {
         let of_stream = self.stream.as_ref().and_then(|stream| stream.passes.get(&pass));
         of_stream.map_or(&self.manifest, |(_, manifest)| manifest)
     }
 
-    /// The number of passes after which training ends, if it is known.
+    /// Returns the number of passes after which training ends, if it is known.
     pub(crate) fn passes(&self) -> Option<u32> {
         let end = self.stream.as_ref().and_then(|stream| stream.record.end);
         self.spec.passes.or(end.map(|end| end.0))
     }
 
-    /// The first pass of which the records are known, and are listed in every slot.
+    /// Returns the first pass whose records are known and are listed in every slot.
     pub(crate) fn first_pass(&self, checkpoint: &CheckpointEvidence) -> Pass {
         let known = self.stream.as_ref().map_or(Pass(0), |stream| stream.record.first);
         let listed = checkpoint.groups().map(|(_, group)| group.counted.earlier.end);
         listed.max().unwrap_or_default().max(known)
     }
 
-    /// Tasks that are listed as given up in a pass.
+    /// Returns the tasks that are listed as given up in a pass.
     pub(crate) fn discarded_in(&self, pass: Pass) -> BTreeSet<TaskId> {
         let of_pass = self.discarded.iter().filter(|(_, record)| record.passes.contains(pass));
         of_pass.map(|(task, _)| *task).collect()
@@ -100,7 +100,7 @@ impl Evidence {
 }
 
 impl CheckpointEvidence {
-    /// All groups that hold blocks, with their slots.
+    /// Returns all groups that hold blocks, with their slots.
     pub(crate) fn groups(&self) -> impl Iterator<Item = (Slot, &Group)> {
         let of = |slot: &'_ SlotCounts| slot.slot;
         let all = self.slots.iter().flat_map(move |slot| {

@@ -47,13 +47,13 @@ fn check_one(evidence: &Evidence, record: &GenerationRecord, report: &mut Report
     }
 }
 
-/// Whether the job lets other slots continue when one loses its memory.
+/// Returns whether the job lets other slots continue when one loses its memory.
 fn may_continue(evidence: &Evidence) -> bool {
     evidence.spec.mode == Mode::Async
         && evidence.spec.asynchronous.lost_pserver == LostPserver::Continue
 }
 
-/// Slots that restarted while others kept their memory.
+/// Returns the slots that restarted while others kept their memory.
 fn lost(record: &GenerationRecord) -> Vec<Slot> {
     if record.kept.is_empty() {
         return Vec::new();
@@ -62,8 +62,8 @@ fn lost(record: &GenerationRecord) -> Vec<Slot> {
     slots.filter(|slot| !record.kept.contains(slot)).collect()
 }
 
-/// Generations up to `last` in which `slot` lost records, as the job's policy allows. Blocks move
-/// when the number of slots changes; after that, any slot may hold blocks that another had lost.
+/// Returns the generations up to `last` in which `slot` lost records, as the job's policy allows. Blocks move when the
+/// number of slots changes; after that, any slot may hold blocks that another had lost.
 pub(crate) fn losses(evidence: &Evidence, last: Generation, slot: Slot) -> Vec<Loss> {
     if !may_continue(evidence) {
         return Vec::new();

@@ -32,7 +32,7 @@ pub struct Change {
     pub value: Option<String>,
     /// The revision that created the key, if it was put.
     pub create_revision: i64,
-    /// The number of puts since then.
+    /// The number of puts since the key was created.
     pub version: i64,
 }
 
@@ -123,7 +123,7 @@ pub struct HistoryReport {
 }
 
 impl HistoryReport {
-    /// Whether no rule was broken.
+    /// Returns whether no rule was broken.
     pub fn is_clean(&self) -> bool {
         self.broken.is_empty()
     }
@@ -141,7 +141,8 @@ pub fn check(job: &Job<'_>, start: &[Change], revisions: &[Revision]) -> History
     checker.report
 }
 
-/// The same for the history of an elastic job.
+/// Checks the history of an elastic job: `revisions`, ascending, which follow the state `start` of etcd (empty for a
+/// history from the beginning).
 pub fn check_elastic(
     job: &ElasticJob<'_>,
     start: &[Change],
@@ -152,7 +153,7 @@ pub fn check_elastic(
     checker.report
 }
 
-/// The rules beside those of all keys.
+/// The rules that apply in addition to those of [`Keyspace`].
 enum Rules<'a> {
     Training(Box<(Queues<'a>, StreamKeys<'a>)>),
     Elastic(Box<Rounds<'a>>),
@@ -167,14 +168,14 @@ pub struct Checker<'a> {
 }
 
 impl<'a> Checker<'a> {
-    /// Starts from the state `start` of etcd.
+    /// Creates a checker for the history of a training job, from the state `start` of etcd.
     pub fn new(job: &Job<'a>, start: &[Change]) -> Self {
         let rules = (Queues::new(job, start), StreamKeys::new(job.keys, start));
         let rules = Rules::Training(Box::new(rules));
         Self { keyspace: Keyspace::new(job.keys, start), rules, report: HistoryReport::default() }
     }
 
-    /// The same for the history of an elastic job.
+    /// Creates a checker for the history of an elastic job, from the state `start` of etcd.
     pub fn of_elastic(job: &ElasticJob<'a>, start: &[Change]) -> Self {
         let rules = Rules::Elastic(Box::new(Rounds::new(job, start)));
         Self { keyspace: Keyspace::new(job.keys, start), rules, report: HistoryReport::default() }

@@ -24,7 +24,7 @@ pub use sum::Sum;
 
 use steadfast_common::spec::Mode;
 
-/// Audits a job.
+/// Checks all evidence of a job, and reports what is proved and what is not.
 pub fn audit(evidence: &Evidence) -> Report {
     let mut report = Report::new(evidence);
     generations::check(evidence, &mut report);

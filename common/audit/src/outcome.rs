@@ -48,7 +48,7 @@ pub(crate) fn check_listed(evidence: &Evidence, report: &mut Report) {
     }
 }
 
-/// Checks the given-up tasks of the result.
+/// Checks that the given-up tasks of the result are those in etcd.
 fn check_result(evidence: &Evidence, reported: &Discarded, report: &mut Report) {
     let found = Discarded {
         tasks: evidence.discarded.len() as u64,

@@ -20,7 +20,7 @@ pub struct Report {
     pub generations: Vec<GenerationReport>,
     /// The work that a restore of the checkpoint would repeat (asynchronous mode).
     pub replay: Option<Replay>,
-    /// Most severe first.
+    /// The findings, most severe first.
     pub findings: Vec<Finding>,
     /// What is proved, as sentences.
     pub proved: Vec<String>,
@@ -76,7 +76,7 @@ pub enum Coverage {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GenerationReport {
     pub generation: Generation,
-    /// The checkpoint that it began from; absent for the start of the job.
+    /// The checkpoint that the generation began from; absent for the start of the job.
     pub checkpoint: Option<String>,
     /// Slots that kept their memory.
     pub kept: Vec<Slot>,
@@ -93,7 +93,7 @@ pub struct Replay {
     /// Tasks of the pass that are not done.
     pub tasks: u32,
     pub records: u64,
-    /// Records among these that a slot has already applied, and will not apply again.
+    /// Records of these tasks that each slot has already applied, and will not apply again.
     pub counted: Vec<(Slot, u64)>,
 }
 
@@ -112,12 +112,11 @@ impl Report {
         }
     }
 
-    /// Whether every record was applied exactly once, is listed as given up, or is an allowed loss.
+    /// Returns whether every record was applied exactly once, is listed as given up, or is an allowed loss.
     pub fn is_clean(&self) -> bool {
         self.findings.iter().all(|it| it.severity != Severity::Violation)
     }
 
-    /// Findings of one severity.
     pub fn of(&self, severity: Severity) -> impl Iterator<Item = &Finding> {
         self.findings.iter().filter(move |it| it.severity == severity)
     }
@@ -147,7 +146,7 @@ impl Report {
     }
 }
 
-/// What is proved of the passes; consecutive passes with equal claims share a line.
+/// Returns what is proved of the passes, as lines of text; consecutive passes with equal claims share a line.
 fn claims(passes: &[PassReport]) -> Vec<String> {
     let is_proved = |pass: &&PassReport| {
         !pass.slots.is_empty() && pass.slots.iter().all(|it| it.verdict != Coverage::Wrong)

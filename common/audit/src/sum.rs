@@ -17,12 +17,12 @@ pub struct Sum {
 }
 
 impl Sum {
-    /// The sum of consecutive records of a task in one pass.
+    /// Returns the sum of the records at consecutive positions of a task in one pass.
     pub fn of_range(pass: Pass, task: TaskId, positions: Range<u32>) -> Self {
         Self { records: positions.len() as u64, checksum: checksum(pass, task, positions) }
     }
 
-    /// Adds `other`.
+    /// Adds `other`; both numbers wrap around on overflow.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {
@@ -31,7 +31,7 @@ impl Sum {
         }
     }
 
-    /// Subtracts `other`; wraps around if that is more.
+    /// Subtracts `other`; both numbers wrap around if those of `other` are larger.
     #[must_use]
     pub fn less(self, other: Self) -> Self {
         Self {
@@ -55,7 +55,7 @@ pub(crate) struct PassSums {
 }
 
 impl PassSums {
-    /// Adds up all records of `pass`.
+    /// Computes the sum of every task that `pass` trains on.
     pub fn new(manifest: &Manifest, pass: Pass) -> Self {
         let mut tasks = BTreeMap::new();
         for task in manifest.training_tasks() {
@@ -65,13 +65,13 @@ impl PassSums {
         Self { pass, tasks }
     }
 
-    /// The sum of one task; zero if the pass does not train on it.
+    /// Returns the sum of one task; zero if the pass does not train on it.
     pub fn of(&self, task: TaskId) -> Sum {
         self.tasks.get(&task).copied().unwrap_or_default()
     }
 }
 
-/// The number of records of a task, in the type of positions.
+/// Returns the number of records of a task in the type of positions; larger numbers become `u32::MAX`.
 pub(crate) fn records_of(manifest: &Manifest, task: TaskId) -> u32 {
     u32::try_from(manifest.records_of(task)).unwrap_or(u32::MAX)
 }

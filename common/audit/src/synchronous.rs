@@ -121,7 +121,8 @@ impl<'a> Plan<'a> {
         report.violation(What::CountMismatch { pass, slot, expected, found, cause });
     }
 
-    /// The records of the whole pass, or of its first steps: the beginning of each lane's stream.
+    /// Returns the sum of the records of the whole pass, or of its first `steps` steps. Those of the first steps are
+    /// the beginning of each lane's stream.
     fn expected(&self, steps: Option<u64>) -> Sum {
         let mut sum = Sum::default();
         for lane in (0..self.schedule.lanes()).map(Lane) {
@@ -138,7 +139,8 @@ impl<'a> Plan<'a> {
         sum
     }
 
-    /// Candidates for a missing or duplicate contribution.
+    /// Returns the candidates for a missing or duplicate contribution: each task, micro-batch and step, and the first
+    /// records of each given-up task.
     fn candidates(&self, expected: Sum, found: Sum) -> Vec<(RecordSet, Sum)> {
         let sums = PassSums::new(self.manifest, self.pass);
         let mut all: Vec<_> =
@@ -168,7 +170,8 @@ impl<'a> Plan<'a> {
         all
     }
 
-    /// A lane is exhausted after its last micro-batch was applied, and not before.
+    /// Checks that a lane is exhausted after its last micro-batch was applied, and not before. If the pass has given-up
+    /// tasks, the lane may still be active after its last micro-batch.
     fn check_exhausted(&self, checkpoint: &CheckpointEvidence, steps: u64, report: &mut Report) {
         let reported: BTreeSet<Lane> = checkpoint.exhausted.iter().copied().collect();
         for lane in (0..self.schedule.lanes()).map(Lane) {

@@ -4,7 +4,7 @@ use std::fmt::Display;
 
 use steadfast_common::ids::Pass;
 
-/// `1 record`, `2 records`.
+/// Formats a number with its noun: `1 record`, `2 records`.
 pub(crate) fn plural(count: u64, noun: &str) -> String {
     match count {
         1 => format!("1 {noun}"),
@@ -12,12 +12,12 @@ pub(crate) fn plural(count: u64, noun: &str) -> String {
     }
 }
 
-/// The name of a pass.
+/// Formats a pass as `pass N`, counted from 1.
 pub(crate) fn pass(pass: Pass) -> String {
     format!("pass {}", u64::from(pass.0) + 1)
 }
 
-/// The first few items of a list, and the number of the others.
+/// Formats the first eight items of a list, and the number of the others.
 pub(crate) fn some<T: Display>(items: &[T]) -> String {
     const SHOWN: usize = 8;
     let shown: Vec<String> = items.iter().take(SHOWN).map(ToString::to_string).collect();

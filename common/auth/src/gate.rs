@@ -27,7 +27,7 @@ pub enum Peer {
 }
 
 impl Peer {
-    /// A peer with exactly this role.
+    /// Creates a peer with exactly this role.
     pub fn of(role: Role) -> Self {
         Self::Authenticated(Arc::from([role]))
     }

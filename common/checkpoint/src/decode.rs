@@ -37,7 +37,7 @@ struct Body<M> {
     file: TensorFile<M>,
     /// The tensors that are not complete, in file order.
     expected: VecDeque<Expected>,
-    /// The received bytes of the first of them.
+    /// The received bytes of the first expected tensor.
     segments: ByteSegments,
 }
 
@@ -48,7 +48,7 @@ struct Expected {
     is_wanted: bool,
 }
 
-/// What a tensor is of its block or range.
+/// The part of a block or range that a tensor holds.
 enum What {
     Values,
     State(String),
@@ -100,7 +100,8 @@ impl<'a, M: FileMeta> Decoder<'a, M> {
         body.map(|body| body.file).ok_or_else(|| "it is truncated".to_owned())
     }
 
-    /// Where the header ends, if all of it has arrived.
+    /// Returns the offset at which the header ends, or `None` while a part of the header is missing. Fails if the
+    /// header claims to exceed its limit or the file.
     fn header_end(&self) -> Result<Option<usize>, String> {
         let Some((word, _)) = self.head.split_first_chunk::<WORD>() else { return Ok(None) };
         let header_len = u64::from_le_bytes(*word);

@@ -21,7 +21,7 @@ pub enum EncodeError {
     SameName { name: String },
     #[error("a tensor has the name `{METADATA}`, which the file format reserves; rename it")]
     Reserved,
-    /// Training cannot recover from such values.
+    /// A value is not finite; training cannot recover from such values.
     #[error("a value of `{tensor}` is not finite; a lower learning rate or clipping may help")]
     NotFinite { tensor: String },
     #[error("the header of {bytes} bytes is longer than readers accept; use fewer parameters")]
@@ -43,7 +43,7 @@ pub(crate) struct Tensor<B> {
     pub dtype: Dtype,
     /// The shape, with as many values as `bytes` holds.
     pub shape: Vec<usize>,
-    /// Little-endian.
+    /// The values, little-endian.
     pub bytes: B,
 }
 

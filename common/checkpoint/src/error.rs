@@ -18,7 +18,7 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
-    /// Whether the checkpoint itself is damaged, so that a retry cannot succeed. An unavailable store, or
+    /// Returns whether the checkpoint itself is damaged, so that a retry cannot succeed. An unavailable store, or
     /// denied access, does not imply that the checkpoint is damaged.
     pub fn is_permanent(&self) -> bool {
         match self {

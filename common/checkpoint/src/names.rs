@@ -11,19 +11,19 @@ use std::sync::Arc;
 use steadfast_common::layout::{Block, Layout};
 use steadfast_common::table::RANGES;
 
-/// The name of the tensor with a block's values.
+/// Returns the name of the tensor with a block's values.
 pub fn tensor_name(layout: &Layout, block: &Block) -> String {
     let param = block.param as usize;
     let start = block.start - layout.range_of(param).start;
     format!("{}@{start}", layout.params()[param].name)
 }
 
-/// The name of the tensor with a block's optimizer state.
+/// Returns the name of the tensor with a block's optimizer state.
 pub(crate) fn state_name(state: &str, tensor: &str) -> String {
     format!("{state}/{tensor}")
 }
 
-/// The name of the tensor with the values of a table's range.
+/// Returns the name of the tensor with the values of a table's range.
 pub(crate) fn range_name(table: &str, range: u32) -> String {
     format!("{table}#{range}")
 }
@@ -57,11 +57,11 @@ pub(crate) enum RowsPart<'a> {
     CandidateCounts,
 }
 
-/// What is before the name of the values in the names of other parts of a range; no optimizer state has these
+/// The prefixes of the names of other parts of a range, before the name of the values; no optimizer state has these
 /// names.
 pub(crate) const IDS: &str = "ids";
 pub(crate) const COUNTS: &str = "counts";
-/// What is behind it for ids that are not admitted yet.
+/// The suffix of the names of parts for ids that are not admitted yet.
 pub(crate) const CANDIDATES: &str = "?";
 
 /// The names of all blocks of a layout.
@@ -88,12 +88,11 @@ impl BlockNames {
         Self { layout, numbers, ranges }
     }
 
-    /// The layout whose blocks these are.
     pub fn layout(&self) -> &Arc<Layout> {
         &self.layout
     }
 
-    /// Block `number` and its name.
+    /// Returns block `number` and the name of its tensor.
     ///
     /// # Panics
     /// If there is no such block.
@@ -102,10 +101,10 @@ impl BlockNames {
         (block, tensor_name(&self.layout, &block))
     }
 
-    /// The name of the block or range `number`.
+    /// Returns the name of the block or range `number`.
     ///
     /// # Panics
-    /// If there is none.
+    /// If there is no such block or range.
     pub fn name(&self, number: u32) -> String {
         match (number as usize).checked_sub(self.layout.blocks().len()) {
             None => self.block(number).1,
@@ -116,7 +115,8 @@ impl BlockNames {
         }
     }
 
-    /// The content of the tensor `name`. The names of states contain no slash.
+    /// Returns the content of the tensor `name`, or `None` if the layout has no such tensor. The names of states
+    /// contain no slash.
     pub(crate) fn content<'a>(&self, name: &'a str) -> Option<Content<'a>> {
         let of_rows = |tensor: &str, part| {
             let (number, width) = *self.ranges.get(tensor)?;

@@ -35,10 +35,10 @@ impl<'a> RangeReader<'a> {
         Self { checkpoint, rows, numbers, layers, states }
     }
 
-    /// Begins with a shard; returns the numbers of its ranges, ascending.
+    /// Begins to read a shard; returns the numbers of its ranges, ascending.
     ///
     /// # Errors
-    /// If it has other row files than the manifest, or no such ranges exist.
+    /// If the shard has other row files than the manifest, or no such ranges exist.
     pub fn begin(
         &mut self,
         shard: &ShardRecord,
@@ -73,7 +73,7 @@ impl<'a> RangeReader<'a> {
         Ok(rows)
     }
 
-    /// The rows of a range in one layer.
+    /// Returns the rows of a range in one layer. Reads the files of the layer that may have rows of the range.
     async fn layer(&mut self, layer: usize, number: u32) -> Result<Merged, CheckpointError> {
         let layer = &mut self.layers[layer];
         while layer.files.front().is_some_and(|(_, file)| file.ranges[0] <= number) {
@@ -119,7 +119,7 @@ struct Merged {
 }
 
 impl Merged {
-    /// These rows, and those of the next layer in place of the ones with the same ids.
+    /// Merges rows with those of the next layer, which replace rows with the same ids.
     fn overlaid(self, newer: Self, width: usize) -> Self {
         if self.keys.is_empty() {
             return newer;

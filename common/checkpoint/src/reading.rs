@@ -24,16 +24,16 @@ use crate::shard_file::{FileMeta, ShardFile, ShardMeta, TensorFile};
 /// values.
 const HEADER_UNSEEN_MAX: u64 = 1 << 20;
 
-/// SHA-256 of an object, in hexadecimal. Slow for large objects.
+/// Computes the SHA-256 of an object, in hexadecimal. This is slow for large objects.
 pub fn digest(segments: &[Bytes]) -> String {
     let mut hash = Sha256::new();
     segments.iter().for_each(|segment| hash.update(segment));
     hex(&hash.finalize())
 }
 
-/// Whether `store` has the job's dataset manifest, which is written at the start and never deleted. If
-/// not, the store is unavailable (a directory that is not mounted) or another one, and missing objects do
-/// not mean that a checkpoint is damaged.
+/// Returns whether `store` has the job's dataset manifest, which is written at the start and never deleted. A store
+/// without it is unavailable (a directory that is not mounted) or another one; missing objects then do not mean that a
+/// checkpoint is damaged.
 ///
 /// # Errors
 /// If the store does not answer.
@@ -106,17 +106,14 @@ impl<'a> Checkpoint<'a> {
         Ok(Self { store, names: BlockNames::new(layout), placement })
     }
 
-    /// The layout of all parameters.
     pub fn layout(&self) -> &Arc<Layout> {
         self.names.layout()
     }
 
-    /// The names of all blocks.
     pub fn names(&self) -> &BlockNames {
         &self.names
     }
 
-    /// Where the checkpoint has the blocks and ranges.
     pub fn placement(&self) -> &Placement {
         &self.placement
     }

@@ -61,7 +61,7 @@ pub type RowFile = TensorFile<RowFileMeta>;
 /// Some rows of one range of a table.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RangeTensors {
-    /// [`Layout::number_of_range`].
+    /// Number of the range; see [`Layout::number_of_range`].
     pub number: u32,
     /// Ids of the rows, ascending.
     pub ids: Vec<u64>,

@@ -43,7 +43,8 @@ pub struct ShardMeta {
 
 /// The metadata of a file, which says what the file may hold.
 pub trait FileMeta: DeserializeOwned + Default {
-    /// Why a block or range must not be in the file, to follow its name.
+    /// Returns the reason why a block or range must not be in the file, as text that follows its name. Returns `None`
+    /// if it may be there.
     fn refusal(&self, number: u32, is_range: bool) -> Option<&'static str>;
 }
 
@@ -58,7 +59,7 @@ impl FileMeta for ShardMeta {
 }
 
 impl ShardMeta {
-    /// The applied records of a block, if the shard states them.
+    /// Returns the applied records of a block or range, if the shard states them.
     pub fn counted(&self, number: u32) -> Option<&AppliedRecords> {
         self.counts.get(self.count_of.get(&number).copied().unwrap_or(0))
     }
@@ -136,17 +137,16 @@ pub struct ReadBlock {
 }
 
 impl<M> TensorFile<M> {
-    /// The metadata of the file.
     pub fn meta(&self) -> &M {
         &self.meta
     }
 
-    /// The numbers of all blocks and ranges in the file, ascending, including those that were not wanted.
+    /// Returns the numbers of all blocks and ranges in the file, ascending, including those that were not wanted.
     pub fn numbers(&self) -> impl Iterator<Item = u32> + '_ {
         self.numbers.iter().copied()
     }
 
-    /// The wanted blocks that the file has, by number.
+    /// Returns the wanted blocks that the file has, by number.
     pub fn blocks(&self) -> &BTreeMap<u32, ReadBlock> {
         &self.blocks
     }

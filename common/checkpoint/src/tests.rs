@@ -49,7 +49,6 @@ impl Scene {
         scene
     }
 
-    /// The blocks of a slot.
     fn blocks_of(&self, slot: u32) -> Vec<u32> {
         Placement::of(&self.layout, &self.record.placement).blocks_of(Slot(slot)).to_vec()
     }
@@ -137,7 +136,7 @@ fn encoded_with(
     encode_shard(layout, states, meta, blocks).unwrap().concat().into()
 }
 
-/// A model of a table alone, and its range 3 with two rows and a candidate.
+/// Returns the layout of a model with a table alone, and its range 3 with two rows and a candidate.
 fn table() -> (Arc<Layout>, RangeTensors) {
     let params = vec![ParamSpec::table("rows", 2, Initial::Zeros)];
     let layout = Arc::new(Layout::new(params));
@@ -188,7 +187,7 @@ fn the_rows_of_a_table_read_back_as_they_were_written() {
 /// The rows of each file of a layer: an id, the pass of its last update, and its first value.
 type Layer<'a> = &'a [&'a [(u64, u32, f32)]];
 
-/// A checkpoint of one slot with a table, whose rows are in layers of files.
+/// Creates a checkpoint of one slot with a table, whose rows are in layers of files.
 fn layered(layers: &[Layer<'_>]) -> Scene {
     let mut scene = Scene::new();
     scene.record.params = vec![ParamSpec::table("rows", 2, Initial::Zeros)];
@@ -244,7 +243,7 @@ fn layered(layers: &[Layer<'_>]) -> Scene {
     scene
 }
 
-/// Three ids of one range, ascending, and one of a later range.
+/// Returns three ids of one range, ascending, and one of a later range.
 fn ids() -> [u64; 4] {
     let of = |range| (0..).filter(move |id| range_of(*id) == range);
     let same: Vec<u64> = of(3).take(3).collect();
@@ -340,12 +339,12 @@ fn decoded(names: &BlockNames, bytes: Bytes) -> Result<ShardFile, String> {
     decoded_in(bytes.len().max(1), names, &bytes)
 }
 
-/// A file with the header `json`.
+/// Returns a file with the header `json`.
 fn file(json: &str, data: &[u8]) -> Bytes {
     [&(json.len() as u64).to_le_bytes(), json.as_bytes(), data].concat().into()
 }
 
-/// A valid file with `meta` as its metadata.
+/// Returns a valid file with `meta` as its metadata.
 fn with_meta(meta: &str) -> Bytes {
     let json = serde_json::json!({
         "__metadata__": { "steadfast": meta },
@@ -638,7 +637,7 @@ fn a_value_that_is_not_finite_is_found_in_parameters_and_in_state() {
     }
 }
 
-/// The file with `new` in place of `old`: the encoder does not write values that are not finite.
+/// Returns the file with `new` in place of `old`, because the encoder does not write values that are not finite.
 fn with_value(file: &[u8], old: f32, new: f32) -> Bytes {
     let words = file.chunks(4).flat_map(|word| match word == old.to_le_bytes() {
         true => new.to_le_bytes().to_vec(),

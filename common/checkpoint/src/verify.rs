@@ -83,10 +83,10 @@ pub async fn parameters(
 /// Why tables were not written.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteTablesError {
-    /// They cannot be read.
+    /// The tables cannot be read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// Their files cannot be written.
+    /// The files of the tables cannot be written.
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error("table `{table}`: {error}")]

@@ -42,7 +42,7 @@ pub enum CoordError {
 }
 
 impl CoordError {
-    /// What the caller does next.
+    /// Returns the kind of the error: what the caller does next.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Unreachable { .. } | Self::TimedOut { .. } => ErrorKind::Unavailable,
@@ -79,13 +79,13 @@ impl CoordError {
         }
     }
 
-    /// Whether the operation can be retried. It may already have been applied.
+    /// Returns whether the operation can be retried. It may already have been applied.
     pub fn is_transient(&self) -> bool {
         self.kind() == ErrorKind::Unavailable
     }
 }
 
-/// The message of etcd's reply, or why there is none.
+/// Returns the message of etcd's reply, or the reason why there is no reply.
 pub(crate) fn refusal(error: &etcd_client::Error) -> String {
     match error {
         etcd_client::Error::GRpcStatus(status) => status.message().to_owned(),

@@ -29,7 +29,7 @@ const ATTEMPTS_MAX: u32 = 5;
 /// Keys in one page of a listing; keeps replies far below the client's 4 MiB.
 const PAGE: i64 = 500;
 
-/// The same if a value may be as large as half a MiB.
+/// Keys in one page of a listing whose values may be as large as half a MiB.
 const PAGE_OF_LARGE: i64 = 4;
 
 /// How to reach etcd.
@@ -204,7 +204,7 @@ impl Etcd {
         self.list_in_pages(prefix, PAGE).await
     }
 
-    /// The same for keys whose values have up to half a MiB.
+    /// Reads all keys below `prefix`, as [`Etcd::list`] does, in smaller pages, for values of up to half a MiB.
     ///
     /// # Errors
     /// If etcd does not answer.
@@ -432,8 +432,8 @@ impl Etcd {
         self.login.as_ref().map_or(0, Login::token)
     }
 
-    /// Whether the cause of an error has been removed, so that a second attempt may succeed; logs in again if
-    /// the token, that with the given number, was refused.
+    /// Returns whether the cause of an error has been removed, so that a second attempt may succeed. Logs in again if
+    /// etcd refused the token with the number `token`.
     pub(crate) async fn clears(
         &self,
         error: &etcd_client::Error,
@@ -482,7 +482,7 @@ async fn client(options: &EtcdOptions) -> Result<(Client, Option<Members>), Coor
     Ok((client, members))
 }
 
-/// The first key after all keys that begin with `prefix`.
+/// Returns the first key after all keys that begin with `prefix`, or `\0`, which etcd takes for the end of all keys.
 fn prefix_end(prefix: &[u8]) -> Vec<u8> {
     let mut end = prefix.to_vec();
     while let Some(last) = end.pop() {

@@ -54,12 +54,12 @@ impl Leadership {
         }
     }
 
-    /// The lock's create-revision: the fencing token of this term.
+    /// Returns the lock's create-revision, which is the fencing token of this term.
     pub fn epoch(&self) -> i64 {
         self.create_revision
     }
 
-    /// Whether the term certainly still lasts.
+    /// Returns whether the term certainly still lasts.
     pub fn is_live(&self) -> bool {
         self.deadline.is_ahead()
     }
@@ -92,8 +92,8 @@ impl Leadership {
         }
     }
 
-    /// Whether the lock is the one that this term created. A manual put of the key detaches its lease
-    /// and increments its version, which then no longer counts only commits.
+    /// Returns whether the lock is the one that this term created. A manual put of the key detaches its lease and
+    /// increments its version, which then no longer counts only commits.
     fn is_ours(&self, lock: &Entry) -> bool {
         lock.create_revision == self.create_revision && lock.lease == self.lease
     }

@@ -145,7 +145,7 @@ impl Refusal {
     }
 }
 
-/// Whether etcd refused a call because of its token, and not because the user lacks a permission.
+/// Returns whether etcd refused a call because of its token, and not because the user lacks a permission.
 pub(crate) fn is_stale(error: &etcd_client::Error) -> bool {
     match error {
         etcd_client::Error::GRpcStatus(status) => {
@@ -156,7 +156,7 @@ pub(crate) fn is_stale(error: &etcd_client::Error) -> bool {
     }
 }
 
-/// Reads a password; a final line break is no part of it.
+/// Reads a password, without a final line break.
 fn password(path: &Path) -> Result<String, CoordError> {
     match std::fs::read_to_string(path) {
         Ok(text) => Ok(text.trim_end_matches(['\r', '\n']).to_owned()),

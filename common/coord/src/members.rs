@@ -59,7 +59,7 @@ struct State {
     /// The member to which to connect first.
     first: usize,
     connection: Option<Connecting>,
-    /// As read last without an error.
+    /// The TLS configuration as last read without an error.
     tls: Option<ClientTlsConfig>,
 }
 
@@ -85,7 +85,7 @@ impl fmt::Display for NotSent {
 impl Error for NotSent {}
 
 impl NotSent {
-    /// Whether a call failed for this reason.
+    /// Returns whether a call failed because no member could be reached.
     pub(crate) fn caused(error: &etcd_client::Error) -> bool {
         match error {
             etcd_client::Error::GRpcStatus(status) => {
@@ -304,7 +304,7 @@ fn read(path: &Path) -> Result<Vec<u8>, CoordError> {
     })
 }
 
-/// Whether a reply without a body says that the member cannot serve: it has no leader, or it is stopping.
+/// Returns whether a reply without a body says that the member cannot serve: it has no leader, or it is stopping.
 fn is_unavailable(headers: &HeaderMap) -> bool {
     Status::from_header_map(headers).is_some_and(|status| status.code() == Code::Unavailable)
 }

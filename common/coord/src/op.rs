@@ -21,7 +21,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// Puts `value` as JSON, without a lease.
+    /// Creates an operation that puts `value` as JSON, without a lease.
     ///
     /// # Panics
     /// If `value` cannot be serialized as JSON; plain data always can.
@@ -30,17 +30,17 @@ impl Op {
         Self::Put { key: key.to_owned(), value, lease: 0 }
     }
 
-    /// Puts bytes, attached to a lease.
+    /// Creates an operation that puts bytes, attached to a lease.
     pub fn put_leased(key: &str, value: Vec<u8>, lease: i64) -> Self {
         Self::Put { key: key.to_owned(), value, lease }
     }
 
-    /// Deletes a key.
+    /// Creates an operation that deletes a key.
     pub fn delete(key: &str) -> Self {
         Self::Delete { key: key.to_owned() }
     }
 
-    /// Deletes every key that begins with `prefix`.
+    /// Creates an operation that deletes every key that begins with `prefix`.
     pub fn delete_prefix(prefix: &str) -> Self {
         Self::DeletePrefix { prefix: prefix.to_owned() }
     }

@@ -45,7 +45,7 @@ pub struct Deadline {
 }
 
 impl Deadline {
-    /// Whether the holder may still act.
+    /// Returns whether the holder may still act: the deadline has not passed, and the lease has not ended.
     pub fn is_ahead(&self) -> bool {
         let at = self.at_ms.load(Ordering::Acquire);
         at != ENDED && (boot_time().as_millis() as u64) < at
@@ -106,7 +106,7 @@ impl Session {
         self.deadline.clone()
     }
 
-    /// Whether the lease is certainly still held.
+    /// Returns whether the lease is certainly still held.
     pub fn is_live(&self) -> bool {
         self.deadline.is_ahead()
     }

@@ -31,11 +31,11 @@ pub(crate) enum Content {
     /// Text or bytes that may hold numbers, which is known only when the records are read; with the type
     /// that its first records or its name suggest.
     Text(ColumnType),
-    /// Numbers whose first ones do not tell the type: why, and whether they are lists.
+    /// Numbers whose first ones do not tell the type, with the reason and whether they are lists.
     Ambiguous(&'static str, Shape),
-    /// Its first records do not tell the type: nulls, empty lists, or values of several types.
+    /// Values whose first ones do not tell the type: nulls, empty lists, or values of several types.
     Unknown(&'static str),
-    /// What cannot be read.
+    /// Content that cannot be read, with its description.
     Other(String),
 }
 
@@ -129,7 +129,7 @@ pub(crate) fn resolve(
     Ok(features)
 }
 
-/// A column that was found, with its type. That of the first file decides for all files.
+/// A column that was found, with its type. The type in the first file applies to all files.
 pub(crate) struct Typed {
     pub name: String,
     pub kind: Result<ColumnType, DataError>,
@@ -173,7 +173,7 @@ pub(crate) fn resolve_typed(
     }
 }
 
-/// The column with the type of the job, or that of the file.
+/// Returns the type that the job sets for the column, or else that of the file.
 fn typed(spec: &DatasetSpec, file: &str, column: &Column) -> Result<ColumnType, DataError> {
     match (spec.types.get(&column.name), &column.content) {
         (

@@ -30,7 +30,7 @@ pub struct Target {
     pub format: DataFormat,
     /// Number of files.
     pub shards: u32,
-    /// The beginning of their names.
+    /// The beginning of the files' names.
     pub prefix: String,
     pub if_there: IfThere,
 }
@@ -38,7 +38,7 @@ pub struct Target {
 /// The files that a conversion has written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Converted {
-    /// URLs, in order.
+    /// The URLs of the files, in order.
     pub files: Vec<String>,
     pub records: u64,
     /// The columns with their types, which a job needs to read the same values from a format without types.
@@ -89,7 +89,8 @@ async fn convert_all(spec: &DatasetSpec, target: &Target) -> Result<Converted, D
     Ok(Converted { files, records, columns: manifest.columns.clone() })
 }
 
-/// Reads decimal numbers that are written as text with all the precision that there is.
+/// Widens columns of `float32` to `float64` if the source writes numbers as text, so that decimal numbers keep the
+/// precision with which they are written. Types that the job sets are not changed.
 fn widen(spec: &DatasetSpec, columns: &mut [ColumnSpec]) {
     match spec.format {
         DataFormat::Parquet | DataFormat::Tfrecord | DataFormat::Webdataset => return,
@@ -110,7 +111,7 @@ impl Target {
     }
 }
 
-/// Writes the next `count` records to a file; leaves none of that name after an error.
+/// Writes the next `count` records to a file. After an error, it leaves no part of the file.
 async fn write_file(
     source: &mut Source<'_>,
     target: &Target,
@@ -155,9 +156,9 @@ struct Source<'a> {
     options: ReadOptions,
     /// The next task to read.
     next: u32,
-    /// Columns of the task before it.
+    /// The columns of the task that was read last.
     columns: Vec<Column>,
-    /// Records of these columns that are not taken yet.
+    /// The records of `columns` that are not taken yet.
     read: Range<u32>,
 }
 

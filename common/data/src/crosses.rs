@@ -32,7 +32,7 @@ pub(crate) fn resolve(
     spec.crosses.iter().map(resolved).collect()
 }
 
-/// Finds a part of a cross.
+/// Finds a part of a cross, and refuses columns of fractional numbers.
 fn part<'a>(
     cross: &str,
     name: &str,
@@ -86,7 +86,8 @@ fn ids_of(column: &Column, record: usize) -> Vec<u64> {
     ids
 }
 
-/// The combination at an index, in an order in which the last part changes first; the integer with the same bits.
+/// Returns the id of the combination at an index, as the signed integer with the same bits. Indexes are in an order in
+/// which the last part changes first.
 fn combination(ids: &[Vec<u64>], index: usize) -> i64 {
     let mut rest = index;
     let mut chosen: Vec<u64> = Vec::with_capacity(ids.len());

@@ -146,7 +146,7 @@ enum Cell<'a> {
 }
 
 impl Cell<'_> {
-    /// The value at `index` of numbers; the whole of a text.
+    /// Returns the number at `index` of the column's values; for text, the whole text of `record`.
     fn of(column: &Column, record: usize, index: usize) -> Cell<'_> {
         match &column.values {
             Values::Bool(values) => Cell::Bool(values[index]),
@@ -163,7 +163,8 @@ impl Cell<'_> {
     }
 }
 
-/// The shortest text that readers, which parse numbers as 64-bit floats first, round to the same 32-bit float.
+/// Returns whether the shortest text of a 32-bit float is read as the same float by readers that parse numbers as
+/// 64-bit floats first.
 fn is_shortest_exact(value: f32) -> bool {
     format!("{value:?}").parse::<f64>().is_ok_and(|parsed| parsed as f32 == value)
 }

@@ -14,7 +14,7 @@ const FETCH_BYTES: u64 = 4 * 1024 * 1024;
 pub(crate) struct FileReader {
     file: Location,
     size: u64,
-    /// The end of what was fetched.
+    /// The offset in the file at which the fetched bytes end.
     position: u64,
     bytes: Bytes,
 }

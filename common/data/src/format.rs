@@ -96,7 +96,7 @@ pub(crate) fn expect_separator(file: &str, separator: u8, only: &[u8]) -> Result
     })
 }
 
-/// The usual file name extension of a format.
+/// Returns the usual file name extension of a format, without the dot.
 pub(crate) fn ending(format: DataFormat) -> &'static str {
     match format {
         DataFormat::Parquet => "parquet",
@@ -118,7 +118,8 @@ fn other(file: &str, expected: &'static str, found: &str, way_out: &str) -> Data
     }
 }
 
-/// The beginning of the first line of a text; `None` if it is not text.
+/// Returns the beginning of the first line of a text, of at most [`SHOWN_MAX`] characters; `None` if `head` is not
+/// text.
 fn first_line(head: &[u8]) -> Option<String> {
     // The last character may be truncated.
     let text = match std::str::from_utf8(head) {

@@ -7,8 +7,8 @@ use steadfast_store::{Created, Location, StoreError};
 
 use crate::error::DataError;
 
-/// Stores a manifest. An existing object of that name is equal, unless its upload was interrupted; then
-/// it is replaced.
+/// Stores a manifest under the name that its digest gives. An existing object of that name is equal, unless its upload
+/// was interrupted; then it is replaced.
 ///
 /// # Errors
 /// If the store fails.
@@ -16,7 +16,7 @@ pub async fn store_manifest(store: &Location, manifest: &Manifest) -> Result<(),
     store_manifest_as(store, &Manifest::object_name(&manifest.digest()), manifest).await
 }
 
-/// As [`store_manifest`], with a name of its own.
+/// Stores a manifest as [`store_manifest`] does, but under another name.
 ///
 /// # Errors
 /// If the store fails.
@@ -43,7 +43,7 @@ pub async fn load_manifest(store: &Location, digest: &str) -> Result<Manifest, D
     load_manifest_of(store, &Manifest::object_name(digest), digest).await
 }
 
-/// As [`load_manifest`], of an object with this name.
+/// Loads a manifest as [`load_manifest`] does, but from the object `name`.
 ///
 /// # Errors
 /// If it does not exist, or does not match the digest.

@@ -39,7 +39,7 @@ const GROUP_BYTES_MAX: u64 = 8 * 1024 * 1024;
 pub(crate) struct ParquetFile {
     file: Location,
     size: u64,
-    /// With the page index.
+    /// The metadata of the file, with the page index.
     metadata: Arc<ParquetMetaData>,
     /// Rows in each row group.
     groups: Vec<u64>,
@@ -60,7 +60,7 @@ impl ParquetFile {
         Ok(Self { file: file.clone(), size, metadata, groups })
     }
 
-    /// The columns, in order.
+    /// Returns the top-level columns, in the order of the file.
     pub fn columns(&self) -> Vec<Column> {
         let lengths = fixed_lists::lengths(&self.metadata);
         let column = |column: &TypePtr| {
@@ -128,13 +128,12 @@ impl ParquetFile {
         }
     }
 
-    /// Where the file can be split.
+    /// Returns the number of records, and where the file can be split: within its row groups.
     pub fn shape(&self) -> Shape {
         let records = self.groups.iter().sum();
         Shape { records, places: Places::RowGroups(self.groups.clone()) }
     }
 
-    /// Reads the rows of `chunk`.
     pub async fn read(&self, chunk: Chunk, options: &ReadOptions) -> Result<Records, DataError> {
         let wanted = self.leaves(options)?;
         let (group, first_row) = self.group_of(&chunk)?;
@@ -157,7 +156,7 @@ impl ParquetFile {
         self.metadata.file_metadata().schema_descr()
     }
 
-    /// The leaves of the schema that are the wanted columns.
+    /// Finds the leaves of the schema that are the wanted columns, and checks that they can be read.
     fn leaves(&self, options: &ReadOptions) -> Result<Wanted, DataError> {
         let (url, columns) = (self.file.url(), self.columns());
         let names: Vec<String> = columns.iter().map(|column| column.name.clone()).collect();
@@ -176,7 +175,8 @@ impl ParquetFile {
         })
     }
 
-    /// The byte ranges of the wanted columns; empty if these are too large to be fetched whole.
+    /// Returns the byte ranges of the wanted columns in a row group; an empty list if they have together more than
+    /// [`GROUP_BYTES_MAX`] bytes and are not fetched whole.
     fn prefetch_ranges(&self, group: usize, wanted: &Wanted) -> Result<Vec<Range<u64>>, DataError> {
         let columns = self.metadata.row_group(group).columns();
         let mut places = Vec::new();
@@ -197,7 +197,7 @@ impl ParquetFile {
         Ok(places)
     }
 
-    /// The row group that contains `chunk`, and its first row.
+    /// Returns the index of the row group that contains `chunk`, and its first row in the file.
     fn group_of(&self, chunk: &Chunk) -> Result<(usize, u64), DataError> {
         let rows = chunk.end.saturating_sub(chunk.start);
         let mut first = 0;

@@ -26,8 +26,8 @@ const FILES_AT_ONCE: usize = 8;
 
 /// Inspects every file of the dataset and splits its records into tasks.
 ///
-/// Of Parquet files only the metadata is read, of tar archives only the headers; all others are read
-/// completely once. Relative sources are resolved against `base` (a path or a URL), or the working directory.
+/// Reads only the metadata of Parquet files and only the headers of tar archives; reads all other files completely
+/// once. Relative sources are resolved against `base` (a path or a URL), or the working directory.
 pub fn plan<'a>(
     spec: &'a DatasetSpec,
     evaluation_fraction: f64,
@@ -128,7 +128,7 @@ struct Inspected {
     index_max: u64,
 }
 
-/// The columns of a file that are used; none of a file without records, if these tell the columns.
+/// The columns of a file that are used. There are none if the file has no records and only records tell the columns.
 #[derive(Default)]
 struct Choice {
     features: Vec<String>,

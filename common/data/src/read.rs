@@ -107,7 +107,7 @@ async fn with_crosses(
     computing.await.unwrap_or_else(|error| Err(DataError::bad_file(file, error.to_string())))
 }
 
-/// Checks that a file has the size that it had when it was planned; one of a stream also the modification time.
+/// Checks that a file has the size that it had when it was planned, and a file of a stream also the modification time.
 pub(crate) async fn check_unchanged(
     location: &Location,
     planned: &DataFile,
@@ -193,16 +193,16 @@ impl Wanted {
         })
     }
 
-    /// All of them.
+    /// Returns the indexes of all wanted columns.
     pub fn all(&self) -> impl Iterator<Item = usize> {
         self.features.iter().copied().chain(self.label).chain(self.columns.iter().copied())
     }
 }
 
-/// How the values of a column become numbers of records.
+/// The conversion of a column's values to the numbers of records.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Conversion {
-    /// As they are.
+    /// Uses the values as they are, without a default, a transformation or a scale.
     Plain,
     Feature {
         missing: Option<f32>,
@@ -217,8 +217,8 @@ impl Conversion {
         Self::Feature { missing, transform, scale }
     }
 
-    /// Converts the value of a record, and checks that the result is finite. Of an empty one, the error is or begins
-    /// with `empty`.
+    /// Converts the value of a record, and checks that the result is finite. If there is no value, the error is or
+    /// begins with `empty`.
     pub fn convert(self, value: Option<f64>, empty: &str) -> Result<f32, String> {
         match self {
             Self::Plain => narrow(value.ok_or(empty)?, 1.0),

@@ -34,7 +34,7 @@ const SAMPLE_RECORDS: u64 = 256;
 /// Bytes after which a sample ends.
 const SAMPLE_BYTES: u64 = 4 * 1024 * 1024;
 
-/// A format of this kind.
+/// A format that holds one record after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RowFormat {
     Jsonl,
@@ -58,7 +58,7 @@ impl RowFormat {
 /// One record.
 #[derive(Debug)]
 pub(crate) struct Row<'a> {
-    /// Its bytes in the file, with what is before it.
+    /// The byte range of the record in the file, with skipped bytes before it.
     bytes: Range<u64>,
     /// Values by name, in ascending order of the names.
     fields: Vec<(Cow<'a, str>, Value<'a>)>,
@@ -90,7 +90,7 @@ pub(crate) struct RowFile {
     codec: Option<Codec>,
 }
 
-/// What a scan of a file finds.
+/// The result of a scan of a file.
 pub(crate) struct Scanned {
     pub shape: Shape,
     /// The largest index of a LibSVM file; 0 for others.
@@ -108,7 +108,7 @@ impl RowFile {
         Ok(Self { file: file.clone(), size, format, codec })
     }
 
-    /// The columns of the first records, to choose from.
+    /// Returns the columns that a job can choose from, derived from the first records.
     pub async fn columns(&self) -> Result<Vec<Column>, DataError> {
         if self.format == RowFormat::Libsvm {
             return Ok(libsvm::columns());
@@ -169,7 +169,6 @@ impl RowFile {
         .await
     }
 
-    /// Reads the records of `chunk`.
     pub async fn read(&self, chunk: Chunk, options: &ReadOptions) -> Result<Records, DataError> {
         let bytes = range(&self.file, self.size, self.codec, chunk.start..chunk.end).await?;
         let (this, options) = (self.clone(), options.clone());
@@ -248,7 +247,7 @@ impl RowFile {
         }
     }
 
-    /// The error of a file whose first record here is `first_record`.
+    /// Returns the error for `refusal`. `first_record` is the number in the file of the first record that was read.
     fn error(&self, refusal: Refusal, first_record: u64) -> DataError {
         let file = self.file.url();
         match refusal {
@@ -315,9 +314,9 @@ struct Collector<'a> {
     records: u64,
     numbers: Records,
     builders: Vec<Builder>,
-    /// Of the features of a LibSVM file.
+    /// The places of the features of a LibSVM file.
     places: libsvm::Places,
-    /// Of the categories of a LibSVM file, their values.
+    /// The values of the categories of a LibSVM file.
     weights: Vec<f32>,
 }
 
@@ -332,7 +331,7 @@ impl<'a> Collector<'a> {
         Self { format, options, records: 0, numbers, builders, places, weights: Vec::new() }
     }
 
-    /// Adds a record; a column and the reason, if its value does not have the type.
+    /// Adds a record. The error is a column whose value does not have its type, and the reason.
     fn push(&mut self, row: &Row) -> Result<(), (String, String)> {
         let find = |name: &str| {
             let found = row.fields.binary_search_by(|(field, _)| field.as_ref().cmp(name));

@@ -43,14 +43,14 @@ pub(crate) async fn files(
 /// The files of a stream as they are now.
 #[derive(Clone, Debug, Default)]
 pub struct StreamListing {
-    /// Each once.
+    /// The files that can be read, each once.
     pub files: Vec<StreamFile>,
     /// Files that cannot be read because of their names, see [`ODD_NAME`].
     pub skipped: BTreeSet<String>,
 }
 
-/// Lists the files of a stream as they are now. Those without content are none yet; so are pipes and devices, from
-/// which nothing could be read again.
+/// Lists the files of a stream as they are now. Files without content are left out until they have some; so are pipes
+/// and devices, from which nothing could be read again.
 ///
 /// # Errors
 /// If a store fails.
@@ -77,7 +77,7 @@ pub fn stream_files<'a>(
     listing.boxed()
 }
 
-/// Milliseconds since 1970.
+/// Returns the milliseconds since 1970; 0 for earlier times.
 pub(crate) fn unix_ms_of(time: SystemTime) -> u64 {
     time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }

@@ -8,20 +8,20 @@ use crate::error::DataError;
 const RECORDS_MIN: u32 = 32;
 /// The largest automatic task size.
 const RECORDS_MAX: u32 = 8192;
-/// The number of tasks above which the automatic task size increases …
+/// The number of tasks above which the automatic task size increases, up to [`TASK_BYTES_AIM`].
 const TASKS_AIM: u64 = 256;
-/// … while a task has at most this many bytes of its files.
+/// The most bytes of its files that a task has after an increase of the automatic task size.
 const TASK_BYTES_AIM: u64 = 32 << 20;
 
-/// For a text that can only be read from its start, the task size is chosen so that all tasks together
-/// read at most about this many bytes, or …
+/// The approximate limit on the bytes that all tasks of a text together read, if it can only be read from its start.
+/// The task size increases to stay below it, but not below [`FROM_START_TASKS`] tasks.
 const FROM_START_BYTES: u64 = 2 << 30;
-/// … so that there are at most this many tasks.
+/// The number of tasks that are allowed even if they read more than [`FROM_START_BYTES`].
 const FROM_START_TASKS: u64 = 16;
 /// The largest task size: the largest power of two.
 const TASK_SIZE_MAX: u32 = 1 << 31;
 
-/// Where one file can be split.
+/// The number of records of one file, and where it can be split.
 #[derive(Clone, Debug)]
 pub(crate) struct Shape {
     pub records: u64,
@@ -29,7 +29,7 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// Bytes of the records; 0 of a format whose records are not read to plan.
+    /// Returns the bytes of the records; 0 for a format whose records are not read to plan.
     pub fn bytes(&self) -> u64 {
         match &self.places {
             Places::RowGroups(_) => 0,
@@ -37,7 +37,7 @@ impl Shape {
         }
     }
 
-    /// The smallest task size that the file supports.
+    /// Returns the smallest task size that the file supports, in records.
     pub fn task_size_min(&self) -> u32 {
         match &self.places {
             Places::RowGroups(_) => 1,
@@ -51,7 +51,7 @@ impl Shape {
 pub(crate) enum Places {
     /// Any row, but each chunk is within one of these consecutive row groups.
     RowGroups(Vec<u64>),
-    /// These byte offsets.
+    /// The byte offsets of records.
     Bytes(Marks),
 }
 
@@ -76,7 +76,7 @@ enum Growth {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Access {
     Anywhere,
-    /// By reading all text before it.
+    /// The task reads all text before its part.
     FromStart,
 }
 
@@ -109,7 +109,7 @@ impl Marks {
         }
     }
 
-    /// The task size that the records so far require.
+    /// Returns the task size, in records, that the records so far require.
     fn task_size_wanted(&self) -> u32 {
         match self.growth {
             Growth::Fixed => self.stride,
@@ -123,18 +123,17 @@ impl Marks {
         }
     }
 
-    /// The number of records so far.
     pub fn records(&self) -> u64 {
         self.records
     }
 
-    /// The end of the last record.
+    /// Returns the byte offset of the end of the last record.
     pub fn end(&self) -> u64 {
         self.end
     }
 
-    /// The byte range of the records `first..last`. Both are multiples of the stride, except at the end
-    /// of the file.
+    /// Returns the byte range of the records `first..last`. Both are multiples of the stride, except at the end of the
+    /// file.
     fn range(&self, first: u64, last: u64) -> (u64, u64) {
         let stride = u64::from(self.stride);
         let at = |record: u64| self.starts.get((record / stride) as usize).copied();
@@ -281,7 +280,7 @@ mod tests {
         Shape { records: groups.iter().sum(), places: Places::RowGroups(groups.to_vec()) }
     }
 
-    /// The record counts of all tasks.
+    /// Returns the record counts of all tasks.
     fn sizes(split: &TaskSplit) -> Vec<u64> {
         let mut start = 0;
         let mut sizes = Vec::new();

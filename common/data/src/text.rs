@@ -44,7 +44,8 @@ impl Beginning {
         if start == 0 { Self::OfFile } else { Self::Within }
     }
 
-    /// A blank line, after which parsers take a byte-order mark for content.
+    /// Returns a blank line to put before a text within a file, after which parsers take a byte-order mark for content.
+    /// It is empty at the start of a file.
     fn blank_line(self) -> &'static [u8] {
         match self {
             Self::OfFile => b"",
@@ -61,12 +62,12 @@ pub(crate) struct Dialect {
 }
 
 impl Dialect {
-    /// The dialect of a job's files; `None` for other formats.
+    /// Returns the dialect of a job's files; `None` for other formats.
     pub fn of_spec(spec: &DatasetSpec) -> Option<Self> {
         Self::new(spec.format, spec.header)
     }
 
-    /// The dialect that the planner used; `None` for other formats.
+    /// Returns the dialect that the planner used; `None` for other formats.
     pub fn of_options(options: &ReadOptions) -> Option<Self> {
         let header = if options.has_header { Header::Present } else { Header::Absent };
         Self::new(options.format, header)
@@ -84,7 +85,7 @@ impl Dialect {
         }
     }
 
-    /// The name of a file's first record, for messages.
+    /// Returns the name of a file's first record, for messages.
     fn first_record(&self) -> &'static str {
         match self.header {
             Header::Present => "the header",
@@ -92,7 +93,7 @@ impl Dialect {
         }
     }
 
-    /// A parser of records with any number of fields; a header is a record like others.
+    /// Creates a parser of records with any number of fields; a header is a record like others.
     fn reader<'a>(&self, bytes: &'a [u8], beginning: Beginning) -> csv::Reader<impl Read + 'a> {
         csv::ReaderBuilder::new()
             .delimiter(self.delimiter)
@@ -101,7 +102,7 @@ impl Dialect {
             .from_reader(beginning.blank_line().chain(bytes))
     }
 
-    /// A parser of the same dialect that works in blocks and without the content of fields.
+    /// Creates a parser of the same dialect that works in blocks and without the content of fields.
     fn parser(&self, beginning: Beginning) -> csv_core::Reader {
         let mut parser = csv_core::ReaderBuilder::new().delimiter(self.delimiter).build();
         match beginning {
@@ -119,7 +120,7 @@ impl Dialect {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Layout {
     pub columns: Vec<String>,
-    /// What the first records hold, by column.
+    /// The types that the first records suggest, by column.
     inferred: Vec<Inference>,
     /// The byte offset after the header.
     pub data_start: u64,
@@ -130,7 +131,7 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// The columns to choose from; whether they hold numbers is known only when they are read.
+    /// Returns the columns to choose from. Whether they hold numbers is known only when they are read.
     pub fn choices(&self) -> Vec<Column> {
         let column = |(name, inference): (&String, &Inference)| {
             let content = match inference.finish() {
@@ -261,7 +262,7 @@ impl<'a> Blocks<'a> {
         })
     }
 
-    /// The next block; empty at the end.
+    /// Returns the next block; empty at the end.
     async fn next(&mut self) -> Result<Bytes, DataError> {
         match self {
             Self::Plain { file, size, position } => {
@@ -274,7 +275,8 @@ impl<'a> Blocks<'a> {
     }
 }
 
-/// Derives the types of columns from the records at the beginning of a file; `is_all` if nothing follows.
+/// Derives the types of columns from the records at the beginning of a file. If `is_all` is false, more text follows,
+/// and the last record, which may be truncated, is left out.
 fn inferred(
     dialect: Dialect,
     text: &[u8],

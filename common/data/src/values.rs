@@ -9,7 +9,7 @@ use steadfast_common::dataset::ReadOptions;
 use crate::columns::Content;
 use crate::read::Conversion;
 
-/// What is wrong with values without content, in messages.
+/// The reason that messages state for values without content.
 pub(crate) const EMPTY: &str = "it is empty";
 pub(crate) const NULL: &str = "it is empty (null)";
 
@@ -28,17 +28,18 @@ pub(crate) enum Value<'a> {
     Text(Cow<'a, str>),
     Bytes(Cow<'a, [u8]>),
     List(Vec<Value<'a>>),
-    /// What cannot be in a column, such as a JSON object.
+    /// A value that no column can hold, such as a JSON object.
     Other(&'static str),
 }
 
 impl<'a> Value<'a> {
-    /// An integer from 0 on.
+    /// Creates an integer from 0 on, as [`Value::Int`] if that can hold it.
     pub fn unsigned(value: u64) -> Self {
         i64::try_from(value).map_or(Self::Uint(value), Self::Int)
     }
 
-    /// The number that is written as `text`, which is one.
+    /// Creates the number that is written as `text`, which must be one. Integers of 64 bits are converted; other
+    /// numbers are kept as text.
     pub fn written(text: impl Into<Cow<'a, str>>) -> Self {
         let text = text.into();
         if let Ok(value) = text.parse() {
@@ -49,7 +50,7 @@ impl<'a> Value<'a> {
 }
 
 impl Value<'_> {
-    /// The value as a feature or label.
+    /// Converts the value to a feature or label.
     pub fn number(&self, conversion: Conversion) -> Result<f32, String> {
         let (value, empty) = match self.single()? {
             Self::Missing => (None, NULL),
@@ -60,7 +61,7 @@ impl Value<'_> {
         conversion.convert(value, empty)
     }
 
-    /// The value itself, or the only one of a list.
+    /// Returns the value itself, or the only one of a list.
     fn single(&self) -> Result<&Self, String> {
         match self {
             Self::List(values) => match &values[..] {
@@ -89,13 +90,14 @@ impl Value<'_> {
 /// Tells how a column of `int64` reads integers from 2⁶³ on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Large {
-    /// As ids, they are the integers with the same bits.
+    /// Reads them as ids: as the integers with the same bits.
     SameBits,
     Refused,
 }
 
 impl Large {
-    /// Ids are compared, and columns beside a label are categories. A Python model may compute with its columns.
+    /// Returns how the job's columns are read. Columns beside a label are categories, whose ids are only compared; a
+    /// Python model may compute with its columns.
     pub fn of(options: &ReadOptions) -> Self {
         if options.label.is_some() { Self::SameBits } else { Self::Refused }
     }
@@ -113,7 +115,7 @@ impl Builder {
         Self { column: Column::new(spec), kind: spec.kind, large }
     }
 
-    /// One for each column of the files.
+    /// Creates one builder for each column of the files.
     pub fn all(options: &ReadOptions) -> Vec<Self> {
         let large = Large::of(options);
         options.columns.iter().map(|spec| Self::new(spec, large)).collect()
@@ -123,7 +125,7 @@ impl Builder {
         self.column
     }
 
-    /// Appends the value of the next record; the reason, if it does not have the type of the column.
+    /// Appends the value of the next record. The error is the reason why it does not have the type of the column.
     pub fn push(&mut self, value: &Value) -> Result<(), String> {
         match (self.kind.shape, value) {
             (Shape::One, value) => {
@@ -215,7 +217,7 @@ fn expect_length(shape: Shape, found: usize) -> Result<(), String> {
     }
 }
 
-/// The reason why an integer is not in a column, and the type that holds it.
+/// Returns the reason why an integer is not in a column, and the type that holds it.
 fn out_of_range(value: i128, element: Element, shape: Shape) -> String {
     let (wider, but) = if i64::try_from(value).is_ok() {
         (Element::Int64, "")
@@ -251,7 +253,8 @@ fn integer(value: &Value) -> Result<i128, String> {
     }
 }
 
-/// The integer that a float is. From `end` on, it may not be the number that it was made from, which is `shown`.
+/// Converts a float to the integer that it is. Refuses floats from `end` on, which may not be the number that they were
+/// made from, which is `shown`.
 fn whole(value: f64, end: f64, shown: &dyn Display) -> Result<i128, String> {
     if value.fract() != 0.0 {
         return Err(format!("{shown} is not an integer; set another type in `dataset.types`"));
@@ -265,13 +268,13 @@ fn whole(value: f64, end: f64, shown: &dyn Display) -> Result<i128, String> {
     Ok(value as i128)
 }
 
-/// The integer that is written as digits; `None` for other text, and if it has many more than 64 bits.
+/// Parses an integer that is written as digits; returns `None` for other text, and if it has many more than 64 bits.
 fn written_integer(text: &str) -> Option<i128> {
     let digits = integer_digits(text)?;
     digits.parse::<i64>().map(i128::from).or_else(|_| digits.parse()).ok()
 }
 
-/// The sign and the digits of an integer; zeros after a decimal point are left out. `None` for other text.
+/// Returns the sign and the digits of an integer, without zeros after a decimal point; `None` for other text.
 fn integer_digits(text: &str) -> Option<&str> {
     let (digits, zeros) = text.split_once('.').unwrap_or((text, ""));
     let unsigned = digits.strip_prefix(['+', '-']).unwrap_or(digits);
@@ -301,7 +304,7 @@ fn textual<'a>(value: &'a Value) -> Result<&'a str, String> {
     }
 }
 
-/// Parses a number or a truth value. Infinity and NaN are parsed; who takes the number refuses them.
+/// Parses a number or a truth value. Accepts infinity and NaN; the code that takes the number refuses them.
 pub(crate) fn parse(text: &str) -> Result<f64, String> {
     match text.trim() {
         "" => Err("it is empty".to_owned()),
@@ -341,7 +344,7 @@ pub(crate) struct Inference {
     has_fractions: bool,
     /// Whether there are integers that `float32` would change.
     is_rounded: bool,
-    /// What no column can hold.
+    /// A description of the first value that no column can hold.
     refused: Option<&'static str>,
 }
 
@@ -356,7 +359,7 @@ impl Inference {
         }
     }
 
-    /// As [`Inference::add`], for a field of a format without types.
+    /// Adds a field of a format without types, as [`Inference::add`] adds a value. Empty fields are ignored.
     pub fn add_text(&mut self, text: &str) {
         let text = text.trim();
         if text.is_empty() {
@@ -432,7 +435,7 @@ impl Inference {
         self.refused = self.refused.or(Some(what));
     }
 
-    /// The content of the column.
+    /// Returns the content of the column that the values suggest.
     pub fn finish(&self) -> Content {
         match (self.refused, self.element) {
             (Some(what), _) => Content::Other(what.to_owned()),

@@ -11,10 +11,10 @@ pub type Abort = Box<dyn Fn() + Send + Sync>;
 
 /// A simulated machine from the point of view of one of its processes.
 pub trait Host: Send + Sync {
-    /// Time since the machine started, by its own clock.
+    /// Returns the time since the machine started, by its own clock.
     fn boot_time(&self) -> Duration;
 
-    /// Time since 1970 by the machine's clock, which may be wrong.
+    /// Returns the time since 1970 by the machine's clock, which may be wrong.
     fn unix_time(&self) -> Duration;
 
     /// Completes when [`Host::boot_time`] reaches `at`.
@@ -23,7 +23,6 @@ pub trait Host: Send + Sync {
     /// Runs a task until it ends, is aborted, or the process ends.
     fn spawn(&self, task: BoxFuture<'static, ()>) -> Abort;
 
-    /// Returns 64 random bits.
     fn random(&self) -> u64;
 }
 

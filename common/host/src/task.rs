@@ -33,7 +33,7 @@ impl<T> std::fmt::Debug for Task<T> {
     }
 }
 
-/// Spawns `task`.
+/// Starts `task`, which continues even if the returned [`Task`] is dropped.
 pub fn spawn<T: Send + 'static>(task: impl Future<Output = T> + Send + 'static) -> Task<T> {
     // Boxed, so that the runtime's code is compiled once for each `T`, not for each future.
     let task = task.boxed();
@@ -136,12 +136,11 @@ impl<T> Default for TaskSet<T> {
 }
 
 impl<T: Send + 'static> TaskSet<T> {
-    /// Spawns a task into the set.
     pub fn spawn(&mut self, task: impl Future<Output = T> + Send + 'static) {
         self.tasks.push(spawn(task));
     }
 
-    /// Waits for the next task to end; `None` if the set is empty.
+    /// Waits for the next task to end, and returns its outcome; `None` if the set is empty.
     pub async fn join_next(&mut self) -> Option<Result<T, Broken>> {
         self.tasks.next().await
     }
@@ -151,7 +150,6 @@ impl<T: Send + 'static> TaskSet<T> {
         self.tasks.next().now_or_never().flatten()
     }
 
-    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.tasks.is_empty()
     }

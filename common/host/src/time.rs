@@ -10,7 +10,7 @@ use nix::time::{ClockId, clock_gettime};
 
 use crate::simulated::present;
 
-/// Time since the machine started, sleep included (`CLOCK_BOOTTIME`). A lease expires even while its
+/// Returns the time since the machine started, sleep included (`CLOCK_BOOTTIME`). A lease expires even while its
 /// holder's machine sleeps, so the holder's own deadline must pass as well.
 pub fn boot_time() -> Duration {
     if let Some(host) = present() {
@@ -20,7 +20,7 @@ pub fn boot_time() -> Duration {
     Duration::from(time)
 }
 
-/// Milliseconds since 1970 by the machine's clock. For display only; no decision depends on it.
+/// Returns the milliseconds since 1970 by the machine's clock. It is for display only; no decision depends on it.
 pub fn unix_ms() -> u64 {
     let since = match present() {
         Some(host) => host.unix_time(),
@@ -29,7 +29,7 @@ pub fn unix_ms() -> u64 {
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The machine's wall-clock time, to compare with timestamps of an object store.
+/// Returns the machine's wall-clock time, to compare with timestamps of an object store.
 pub fn system_time() -> SystemTime {
     match present() {
         Some(host) => UNIX_EPOCH + host.unix_time(),
@@ -45,7 +45,6 @@ static START: LazyLock<tokio::time::Instant> = LazyLock::new(tokio::time::Instan
 pub struct Instant(Duration);
 
 impl Instant {
-    /// Returns the current time.
     pub fn now() -> Self {
         match present() {
             Some(host) => Self(host.boot_time()),
@@ -53,17 +52,17 @@ impl Instant {
         }
     }
 
-    /// Time since then.
+    /// Returns the time since this instant; zero if it is in the future.
     pub fn elapsed(self) -> Duration {
         Self::now().0.saturating_sub(self.0)
     }
 
-    /// Time from `earlier` to this; zero if `earlier` is later.
+    /// Returns the time from `earlier` to this instant; zero if `earlier` is later.
     pub fn since(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// Time until then.
+    /// Returns the time until this instant; zero if it has passed.
     pub fn remaining(self) -> Duration {
         self.0.saturating_sub(Self::now().0)
     }
@@ -96,7 +95,7 @@ impl Future for Sleep {
     }
 }
 
-/// Waits for `time`.
+/// Returns a timer that completes after `time`, counted from this call.
 pub fn sleep(time: Duration) -> Sleep {
     Sleep(match present() {
         None => Waiting::Tokio(Box::pin(tokio::time::sleep(time))),
@@ -104,7 +103,7 @@ pub fn sleep(time: Duration) -> Sleep {
     })
 }
 
-/// Waits until `at`.
+/// Returns a timer that completes at `at`, or at once if that has passed.
 pub fn sleep_until(at: Instant) -> Sleep {
     sleep(at.remaining())
 }
@@ -140,7 +139,6 @@ pub struct Interval {
 }
 
 impl Interval {
-    /// Waits for the next tick.
     pub async fn tick(&mut self) {
         (&mut self.next).await;
         self.reset();

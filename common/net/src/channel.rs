@@ -85,7 +85,7 @@ impl TlsIdentity {
     /// machine and user listens there (the kernel verifies the user), and to `host:port` otherwise.
     ///
     /// # Errors
-    /// As [`TlsIdentity::dial`].
+    /// Returns the errors of [`TlsIdentity::dial`].
     pub fn dial_unix_or_tcp(
         &self,
         address: &str,

@@ -20,8 +20,8 @@ use crate::unix;
 /// A TCP connection, with or without TLS.
 type TcpOrTls = Either<TcpStream, TlsStream<TcpStream>>;
 
-/// Connects through the Unix socket `name` if a process of the same machine and user listens there, else as
-/// [`tcp_or_tls`].
+/// Connects through the Unix socket `name` if a process of the same machine and user listens there, and otherwise as
+/// [`tcp_or_tls`] does.
 ///
 /// # Errors
 /// An I/O error, or a failed TLS handshake.

@@ -66,7 +66,7 @@ struct Permits {
 pub(crate) type Tcp = Either<TcpStream, TlsStream<TcpStream>>;
 
 impl<S> Connection<S> {
-    /// A connection that counts against no limit.
+    /// Creates a connection that counts against no limit and does not expire.
     pub(crate) fn new(stream: S, peer: Peer) -> Self {
         Self { stream, peer, over: None, _permits: None }
     }

@@ -36,7 +36,7 @@ pub struct Port(Bound);
 enum Bound {
     Tcp {
         listener: TcpListener,
-        /// For processes on this machine.
+        /// The Unix socket for processes on this machine.
         unix: Option<UnixListener>,
     },
     Simulated(SimulatedPort),
@@ -66,7 +66,7 @@ impl Port {
         }))
     }
 
-    /// Returns the bound address.
+    /// Returns the bound address, with the port that was picked if it was bound to port 0.
     ///
     /// # Errors
     /// The I/O error of the system.

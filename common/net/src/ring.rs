@@ -22,7 +22,7 @@ struct Header {
     reader: Side,
 }
 
-/// What one side of a ring sets, in cache lines of its own.
+/// The state that one side of a ring sets, in cache lines of its own.
 #[repr(C, align(128))]
 struct Side {
     /// Bytes written, or read, since the start.
@@ -63,7 +63,7 @@ pub(crate) fn sides(memory: MmapRaw, capacity: usize, end: End) -> (Writer, Read
 #[derive(Debug)]
 struct Ring {
     memory: Arc<MmapRaw>,
-    /// Offset of its header.
+    /// Offset of the ring's header in the memory.
     at: usize,
     capacity: usize,
 }
@@ -103,7 +103,7 @@ impl Side {
         self.waits.store(1, Ordering::SeqCst);
     }
 
-    /// Whether this side waits; it counts as woken up then.
+    /// Returns whether this side waits; it counts as woken up then.
     fn is_to_be_woken(&self) -> bool {
         self.waits.load(Ordering::SeqCst) != 0 && self.waits.swap(0, Ordering::SeqCst) != 0
     }
@@ -129,7 +129,7 @@ impl Writer {
     /// Writes as much of `bytes` as there is space for; returns how much that was.
     ///
     /// # Errors
-    /// As [`Writer::free`].
+    /// Returns the errors of [`Writer::free`].
     pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let count = bytes.len().min(self.free()?);
         if count == 0 {
@@ -153,7 +153,7 @@ impl Writer {
         self.ring.header().writer.ask();
     }
 
-    /// Whether the reader must be woken up, since there are bytes to read.
+    /// Returns whether the reader waits and must be woken up, since there are bytes to read.
     pub(crate) fn reader_is_to_be_woken(&self) -> bool {
         self.ring.header().reader.is_to_be_woken()
     }
@@ -178,7 +178,7 @@ impl Reader {
     /// Reads into `buffer` as much as there is, in order; returns how many bytes of it are initialized now.
     ///
     /// # Errors
-    /// As [`Reader::filled`].
+    /// Returns the errors of [`Reader::filled`].
     pub(crate) fn read(&mut self, buffer: &mut [MaybeUninit<u8>]) -> io::Result<usize> {
         let count = buffer.len().min(self.filled()?);
         if count == 0 {
@@ -203,11 +203,11 @@ impl Reader {
         self.ring.header().reader.ask();
     }
 
-    /// Whether the writer must be woken up. It waits until half of the ring is free: waking it up for each
+    /// Returns whether the writer must be woken up. It waits until half of the ring is free: waking it up for each
     /// piece would cost more than the piece.
     ///
     /// # Errors
-    /// As [`Reader::filled`].
+    /// Returns the errors of [`Reader::filled`].
     pub(crate) fn writer_is_to_be_woken(&self) -> io::Result<bool> {
         Ok(self.filled()? <= self.ring.capacity / 2 && self.ring.header().writer.is_to_be_woken())
     }

@@ -156,7 +156,6 @@ impl SharedMemory {
         Self { socket, writer, reader, is_closed: false, tasks, woken }
     }
 
-    /// Wakes up the other side.
     fn wake_other(&self) -> io::Result<()> {
         // Not through the runtime, which does not write to a socket before it was told that it can.
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
@@ -168,7 +167,7 @@ impl SharedMemory {
         }
     }
 
-    /// Returns once the other side has woken up this one, or is gone.
+    /// Completes once the other side has woken up this one, or is gone.
     fn poll_woken(&mut self) -> Poll<io::Result<()>> {
         loop {
             ready!(self.socket.poll_read_ready(&mut Context::from_waker(&self.woken)))?;

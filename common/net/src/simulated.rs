@@ -30,7 +30,6 @@ pub trait Network: Send + Sync {
         stop: CancellationToken,
     ) -> BoxFuture<'static, ()>;
 
-    /// Closes a port.
     fn close(&self, port: SocketAddr);
 
     /// Returns a channel to `host:port` that connects on first use.

@@ -73,7 +73,7 @@ pub struct Credentials {
 
 #[derive(Debug)]
 struct State {
-    /// Of the files when they were last read, valid or not.
+    /// The stamps of the files when they were last read, valid or not.
     seen: Stamps,
     good: Arc<Loaded>,
 }
@@ -88,15 +88,15 @@ pub struct Loaded {
     pub roles: Vec<Role>,
     /// Expiry of this process's certificate, in seconds since 1970.
     pub not_after: i64,
-    /// For gRPC: clients must present a certificate of the authority.
+    /// The configuration for gRPC: clients must present a certificate of the authority.
     pub server: Arc<ServerConfig>,
-    /// For the admin port: clients without a certificate are accepted without a role.
+    /// The configuration for the admin port: clients without a certificate are accepted without a role.
     pub admin: Arc<ServerConfig>,
     pub client: Arc<ClientConfig>,
 }
 
 impl Credentials {
-    /// Loads the directory.
+    /// Loads the credentials in `directory`.
     ///
     /// # Errors
     /// A message that names the file and the error.
@@ -108,10 +108,10 @@ impl Credentials {
         Ok(Self { directory: directory.to_owned(), role: None, state })
     }
 
-    /// Loads the directory for a process of `role`.
+    /// Loads the credentials in `directory` for a process of `role`.
     ///
     /// # Errors
-    /// As [`Credentials::open`], or if the certificate has another role.
+    /// Returns the errors of [`Credentials::open`], and one if the certificate has another role.
     pub fn open_as(directory: &Path, role: Role) -> Result<Self, TlsError> {
         let credentials = Self::open(directory)?;
         credentials.current().demand(directory, role)?;
@@ -164,7 +164,7 @@ impl Credentials {
 }
 
 impl Loaded {
-    /// Verifies the role of the certificate, also after a reload.
+    /// Checks that the certificate has the role `wanted`; a reload checks this as well.
     fn demand(&self, directory: &Path, wanted: Role) -> Result<(), TlsError> {
         if self.roles.contains(&wanted) {
             return Ok(());
@@ -282,7 +282,7 @@ pub struct Described {
     pub roles: Vec<Role>,
     /// The DNS names and IP addresses in its subject alternative name.
     pub names: Vec<String>,
-    /// Its expiry, in seconds since 1970.
+    /// Expiry of the certificate, in seconds since 1970.
     pub not_after: i64,
 }
 

@@ -126,12 +126,11 @@ impl Admin {
         Ok(Self { port, address, exposure })
     }
 
-    /// Returns the bound address.
     pub fn local_addr(&self) -> SocketAddr {
         self.address
     }
 
-    /// Starts serving.
+    /// Starts to serve `content`, and registers the metrics of the process in it. A simulated port is only kept open.
     pub fn serve(self, mut content: AdminContent) -> AdminServer {
         let Self { port, address, exposure } = self;
         let collector = ProcessMetrics { role: content.role, exposure: exposure.clone() };
@@ -151,7 +150,6 @@ impl Admin {
 }
 
 impl AdminServer {
-    /// Returns the bound address.
     pub fn local_addr(&self) -> SocketAddr {
         self.address
     }

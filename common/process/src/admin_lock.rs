@@ -20,7 +20,7 @@ impl Lock {
         Self { token }
     }
 
-    /// Whether a request is authorized, by the certificate of its peer or by its token.
+    /// Returns whether a request is authorized, by the certificate of its peer or by its token.
     pub(crate) fn opens(&self, peer: &Peer, authorization: Option<&HeaderValue>) -> bool {
         match peer {
             Peer::Anonymous => true,

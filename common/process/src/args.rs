@@ -113,12 +113,13 @@ pub enum LogFormat {
 }
 
 impl CommonArgs {
-    /// Returns the keys of the job.
+    /// Returns the keys of the job: those below `root` if it is set, or else those of the job's name.
     pub fn keys(&self) -> Keys {
         self.root.as_deref().map_or_else(|| Keys::of_job(&self.job), Keys::below)
     }
 
-    /// Returns the connection options for etcd.
+    /// Returns the connection options for etcd. Logs a warning if this process has TLS, but etcd is on another machine
+    /// without TLS.
     pub fn etcd_options(&self) -> EtcdOptions {
         let in_the_clear = |url: &&String| {
             let address = url.strip_prefix("http://");
@@ -147,7 +148,7 @@ impl CommonArgs {
     /// Returns the address of the admin port for other processes: the advertised host, the bound port.
     ///
     /// # Errors
-    /// As [`CommonArgs::advertised`].
+    /// Returns the errors of [`CommonArgs::advertised`].
     pub fn admin_advertised(&self, bound: SocketAddr) -> Result<String, Failure> {
         match &self.advertise {
             None => self.own_address(bound),
@@ -188,12 +189,12 @@ pub fn address_towards(url: &str) -> Option<IpAddr> {
 }
 
 impl EtcdArgs {
-    /// Returns the URLs of the members.
+    /// Returns the URLs of the etcd members, with a scheme even where the arguments have none.
     pub fn urls(&self) -> Vec<String> {
         self.etcd_endpoints.iter().map(|endpoint| self.auth.url(endpoint)).collect()
     }
 
-    /// Returns the connection options.
+    /// Returns the connection options for the members; see [`EtcdAuthArgs::options`].
     pub fn options(&self, own: &TlsArgs) -> EtcdOptions {
         self.auth.options(self.urls(), own)
     }
@@ -271,7 +272,7 @@ pub fn advertised_host(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-/// The part of `host:port` before the port.
+/// Returns the part of `host:port` before the port.
 pub fn host_of(text: &str) -> &str {
     match text.rfind(':') {
         Some(colon) if !text[colon..].contains(']') => &text[..colon],

@@ -11,12 +11,11 @@ use steadfast_coord::CoordError;
 #[error("{message}")]
 pub struct Failure {
     pub kind: ErrorKind,
-    /// One error a line.
+    /// The message, one error a line.
     pub message: String,
 }
 
 impl Failure {
-    /// Creates a failure of any kind.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into() }
     }

@@ -13,7 +13,7 @@ use steadfast_net::{Probe, probe};
 /// Consecutive refusals after which a process counts as dead.
 const REFUSALS: u32 = 3;
 
-/// Delay between these attempts.
+/// Delay between the attempts that [`REFUSALS`] counts.
 const PROBE: Duration = Duration::from_millis(20);
 
 /// Delay after a connection could not be opened, or was closed by a live process.
@@ -55,7 +55,8 @@ async fn is_refused_again(address: &str) -> bool {
     true
 }
 
-/// Whether an address is reachable only from its own host.
+/// Returns whether an address is reachable only from its own host: whether its IP address is a loopback address. A name
+/// such as `localhost` does not count.
 pub fn is_on_this_host(address: &str) -> bool {
     address.parse::<SocketAddr>().is_ok_and(|address| match address.ip() {
         IpAddr::V4(ip) => ip.is_loopback(),

@@ -28,7 +28,7 @@ struct Identity {
     role: &'static str,
     job: String,
     id: String,
-    /// 0 until the process has registered in etcd.
+    /// The incarnation; 0 until the process has registered in etcd.
     incarnation: AtomicI64,
 }
 

@@ -53,7 +53,7 @@ async fn watch(args: &CommonArgs, advertised: &str, period: Duration) -> Failure
     }
 }
 
-/// Whether this machine still has the address.
+/// Returns whether this machine still has the address.
 fn is_ours(address: SocketAddr) -> bool {
     UdpSocket::bind((address.ip(), 0)).is_ok()
 }

@@ -20,22 +20,20 @@ pub struct Readiness {
 }
 
 impl Readiness {
-    /// Creates it as not ready.
+    /// Creates a readiness that is not ready, for this reason.
     pub fn new(reason: impl Into<String>) -> Self {
         Self { state: watch::Sender::new(Ready::No(reason.into())) }
     }
 
-    /// Sets the state to ready.
     pub fn set_ready(&self) {
         self.set(Ready::Yes);
     }
 
-    /// Sets the state to not ready.
     pub fn set_not_ready(&self, reason: impl Into<String>) {
         self.set(Ready::No(reason.into()));
     }
 
-    /// Sets the state.
+    /// Sets the state. Subscribers are notified only if it changes.
     pub fn set(&self, ready: Ready) {
         self.state.send_if_modified(|state| {
             let changed = *state != ready;
@@ -44,7 +42,6 @@ impl Readiness {
         });
     }
 
-    /// Returns the current state.
     pub fn get(&self) -> Ready {
         self.state.borrow().clone()
     }

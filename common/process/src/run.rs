@@ -13,7 +13,8 @@ use crate::{CommonArgs, Failure, Readiness, Shutdown};
 /// Allocations up to this size reuse freed memory. glibc's maximum is 32 MiB.
 const KEPT_BYTES: usize = 31 << 20;
 
-/// See [`limit_arenas`]. Of a table with 100 MiB of memory for rows, they halve the memory of the pserver.
+/// Number of places in which the allocator keeps freed memory, see [`limit_arenas`]. With a table that has 100 MiB of
+/// memory for rows, this number halves the memory of the pserver.
 #[cfg(target_env = "gnu")]
 const ARENAS: i32 = 2;
 
@@ -75,8 +76,8 @@ fn receive_signals() {
     let _ = unsafe { signal(Signal::SIGCHLD, SigHandler::SigDfl) };
 }
 
-/// With `--wait-after-completion`, waits for a drain request after the job completes. The admin port
-/// stays available.
+/// Waits for a drain request after the job completes, if `--wait-after-completion` is set. The admin port stays
+/// available.
 pub async fn wait_after_completion(args: &CommonArgs, readiness: &Readiness, shutdown: &Shutdown) {
     if args.wait_after_completion && !shutdown.is_draining() {
         info!("the job is over; waiting for a drain request");

@@ -44,16 +44,16 @@ pub struct SecurityArgs {
 /// How other processes can connect to this one.
 #[derive(Clone, Debug)]
 pub enum Exposure {
-    /// Without TLS, only from this machine.
+    /// Processes of this machine can connect, without TLS.
     Loopback,
-    /// Without TLS, from anywhere.
+    /// Processes of any machine can connect, without TLS.
     Plaintext,
-    /// With mutual TLS.
+    /// Processes can connect with mutual TLS.
     Tls(TlsIdentity),
 }
 
 impl Exposure {
-    /// Returns the TLS identity of the process.
+    /// Returns the TLS identity of the process. Without TLS, it is the default one, which means plaintext.
     pub fn identity(&self) -> TlsIdentity {
         match self {
             Self::Loopback | Self::Plaintext => TlsIdentity::default(),

@@ -69,7 +69,7 @@ impl Shutdown {
         Ok(shutdown)
     }
 
-    /// Creates one that only [`Shutdown::trigger`] triggers.
+    /// Creates a shutdown that only [`Shutdown::trigger`] requests, and no signal.
     pub fn manual() -> Self {
         Self {
             token: CancellationToken::new(),
@@ -85,7 +85,6 @@ impl Shutdown {
         self.token.clone().cancelled_owned()
     }
 
-    /// Whether the drain is requested.
     pub fn is_draining(&self) -> bool {
         self.token.is_cancelled()
     }
@@ -123,7 +122,7 @@ impl Shutdown {
         self.temporary.lock().unwrap_or_else(PoisonError::into_inner).push(directory.to_owned());
     }
 
-    /// Returns the underlying token.
+    /// Returns a token that is cancelled when the drain is requested.
     pub fn token(&self) -> CancellationToken {
         self.token.clone()
     }

@@ -131,7 +131,7 @@ pub(crate) fn from_environment(command: &Command, variables: &BTreeMap<String, S
     found
 }
 
-/// Reads a file of settings.
+/// Parses the text of a file of settings; `path` names the file in errors.
 pub(crate) fn from_file(command: &Command, path: &Path, text: &str) -> Found {
     let mut found = Found::default();
     let shown = path.display();
@@ -186,7 +186,7 @@ impl Found {
     }
 }
 
-/// Whether an argument is a setting, unlike `--help` and `--version`.
+/// Returns whether an argument is a setting, unlike `--help` and `--version`.
 fn is_setting(arg: &Arg) -> bool {
     !matches!(arg.get_id().as_str(), "help" | "version")
 }

@@ -26,7 +26,8 @@ pub fn print(text: impl Display) {
     }
 }
 
-/// As [`print`], for a command that has more to do, or an exit code of its own.
+/// Prints text as [`print`] does, but returns an error instead of ending the process, for a command that has more to
+/// do, or an exit code of its own.
 ///
 /// # Errors
 /// If stdout cannot be written, unless its reader is gone.

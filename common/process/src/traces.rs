@@ -31,7 +31,7 @@ const VARIABLES: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORT
 /// Timeout of an export, also at the end of the process.
 const TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Kept to export the remaining spans when the process ends.
+/// The provider, kept to export the remaining spans when the process ends.
 static PROVIDER: OnceLock<SdkTracerProvider> = OnceLock::new();
 
 /// Returns the address of the collector: `named`, or else that of the environment.
@@ -118,7 +118,7 @@ impl<E: trace::SpanExporter> trace::SpanExporter for LoggedExporter<E> {
     }
 }
 
-/// Exports the remaining spans. Blocks.
+/// Exports the remaining spans. Blocks for at most [`TIMEOUT`].
 pub(crate) fn end() {
     if let Some(provider) = PROVIDER.get() {
         // Losing the last spans is acceptable.

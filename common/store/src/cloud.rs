@@ -152,11 +152,11 @@ fn http_store(base: &Url) -> Result<Arc<dyn ObjectStore>, object_store::Error> {
     Ok(Arc::new(store))
 }
 
-/// Names and values.
+/// Names and values of environment variables.
 type Variables = Vec<(String, String)>;
 
-/// The set variables of a family, with names in lower case and with secrets read from their files, which are returned
-/// too.
+/// Returns the set variables of a family, with names in lower case and with secrets read from their files, and these
+/// files.
 fn variables(
     family: &Family,
     environment: impl Iterator<Item = (OsString, OsString)>,
@@ -193,7 +193,7 @@ fn variables(
     Ok((variables, files))
 }
 
-/// Rejects an endpoint that is no URL, with which the client would panic at its first request.
+/// Rejects an endpoint that is not a URL, because the client would panic at its first request.
 fn check_endpoint(family: &Family, variables: &[(String, String)]) -> io::Result<()> {
     for (name, value) in variables {
         let is_endpoint = family.endpoints.contains(&name.as_str());
@@ -209,7 +209,7 @@ fn check_endpoint(family: &Family, variables: &[(String, String)]) -> io::Result
     Ok(())
 }
 
-/// The client's options: the defaults, then the variables of its family, which take precedence.
+/// Returns the client's options: the defaults, then the variables of its family, which take precedence.
 fn options(family: &Family, variables: Vec<(String, String)>) -> Vec<(String, String)> {
     let one_of = |names: &[&str]| {
         variables.iter().find(|(name, _)| names.contains(&name.as_str())).map(|(_, value)| value)

@@ -126,7 +126,7 @@ impl StoreError {
     }
 }
 
-/// The root cause of an error, on one line: the errors above it only repeat the operation.
+/// Returns the root cause of an error on one line, because the errors above it only repeat the operation.
 fn root(error: &Cause) -> String {
     let mut deepest: &(dyn Error + 'static) = error.as_ref();
     while let Some(next) = deepest.source() {
@@ -140,7 +140,7 @@ fn root(error: &Cause) -> String {
     }
 }
 
-/// Whether the operating system denied access to a local file, for which object_store has no variant.
+/// Returns whether the operating system denied access to a local file, for which object_store has no variant.
 fn is_permission_denied(error: &object_store::Error) -> bool {
     let mut next: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(error) = next {

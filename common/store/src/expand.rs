@@ -12,7 +12,7 @@ use crate::root::Root;
 /// The locations that a pattern stands for.
 #[derive(Debug, Default)]
 pub struct Expanded {
-    /// Sorted by path.
+    /// The locations, sorted by path.
     pub locations: Vec<Location>,
     /// Matching names that cannot be paths, as they can be shown, with the directory before them.
     pub skipped: Vec<String>,
@@ -21,7 +21,7 @@ pub struct Expanded {
 /// The objects that match a pattern at the moment.
 #[derive(Debug, Default)]
 pub struct Matching {
-    /// Sorted by path.
+    /// The objects, sorted by path.
     pub objects: Vec<Listed>,
     /// See [`Expanded::skipped`].
     pub skipped: Vec<String>,
@@ -53,7 +53,8 @@ pub async fn expand(pattern: &str) -> Result<Expanded, StoreError> {
     }
 }
 
-/// Lists the objects that match `pattern` as they are now, sorted by path, see [`expand`]; none without a wildcard.
+/// Lists the objects that match `pattern` as they are now, sorted by path, see [`expand`]. Returns no objects without a
+/// wildcard.
 ///
 /// # Errors
 /// If the pattern is invalid, or the store fails.
@@ -141,7 +142,7 @@ impl Matching {
     }
 }
 
-/// Whether an object that matches has this name, or may be in a directory with this name.
+/// Returns whether an object that matches has this name, or may be in a directory with this name.
 fn could_hide(odd: &Odd, depth: Depth, matcher: &Matcher) -> bool {
     match (odd, depth) {
         (Odd::Object(name), _) => matcher.is_match(&without_empty_parts(name)),
@@ -150,7 +151,7 @@ fn could_hide(odd: &Odd, depth: Depth, matcher: &Matcher) -> bool {
     }
 }
 
-/// Such parts are what makes some names odd.
+/// Removes the empty parts of a name, which are what makes some names odd.
 fn without_empty_parts(name: &str) -> String {
     name.split('/').filter(|part| !part.is_empty()).collect::<Vec<_>>().join("/")
 }

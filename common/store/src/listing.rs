@@ -17,14 +17,14 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 /// Objects and directories that are asked for at once.
 const PAGE_MAX: usize = 1000;
 
-/// After all names that begin with those before it.
+/// The character that sorts after all names that begin with the characters before it.
 const LAST: char = char::MAX;
 
 /// The objects below a location.
 #[derive(Debug, Default)]
 pub(crate) struct Listing {
     pub objects: Vec<Object>,
-    /// With [`Depth::One`] only.
+    /// The directories; only with [`Depth::One`].
     pub directories: Vec<String>,
     /// The names that cannot be paths.
     pub odd: Vec<Odd>,
@@ -114,13 +114,14 @@ fn is_gone(error: &walkdir::Error) -> bool {
     error.io_error().is_some_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
-/// Whether an object is being written under this name: `#` and a number follow the name that it will have.
+/// Returns whether an object is being written under this name, in which `#` and a number follow the object's final
+/// name.
 fn is_unfinished(name: &str) -> bool {
     let suffix = name.rsplit('/').next().and_then(|name| name.split_once('#'));
     suffix.is_some_and(|(_, it)| !it.is_empty() && it.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// Lists what is below `prefix` in a store; an error, if the name of one object cannot be a path.
+/// Lists the objects below `prefix` in a store; fails if the name of one object cannot be a path.
 pub(crate) async fn of_store(
     store: &dyn ObjectStore,
     prefix: &Path,
@@ -143,7 +144,7 @@ pub(crate) async fn of_store(
     Ok(listing)
 }
 
-/// The answer of a store, which must come in time.
+/// Waits for the answer of a store; fails if it does not arrive in time.
 async fn answered<T>(
     answer: impl Future<Output = object_store::Result<T>>,
 ) -> object_store::Result<T> {
@@ -153,8 +154,9 @@ async fn answered<T>(
     })
 }
 
-/// As [`of_store`], without the objects whose names cannot be paths. The client refuses a whole page because of one,
-/// so smaller and smaller ones are asked for, until the name stands alone and the next page begins after it.
+/// Lists objects as [`of_store`] does, but leaves out those whose names cannot be paths. The client refuses a whole
+/// page because of one such name, so smaller and smaller pages are requested, until the name stands alone and the next
+/// page begins after it.
 pub(crate) async fn of_pages(
     store: &dyn PaginatedListStore,
     prefix: &Path,
@@ -201,7 +203,7 @@ pub(crate) async fn of_pages(
     }
 }
 
-/// The name that cannot be a path, because of which a store was not listed.
+/// Returns the name that cannot be a path, because of which a store was not listed.
 pub(crate) fn odd_name(error: &object_store::Error) -> Option<String> {
     let object_store::Error::InvalidPath { source } = error else { return None };
     match source {

@@ -58,7 +58,7 @@ pub struct Location {
 pub struct Listed {
     pub location: Location,
     pub size_bytes: u64,
-    /// By the store's clock.
+    /// The time of the last modification, by the store's clock.
     pub modified: SystemTime,
 }
 
@@ -84,7 +84,7 @@ impl Location {
         Self { root, path, url }
     }
 
-    /// The location of `name` below this one; `name` may have several parts (`a/b`).
+    /// Returns the location of `name` below this one; `name` may have several parts (`a/b`).
     pub fn child(&self, name: &str) -> Result<Self, StoreError> {
         let bad = || StoreError::BadName { url: self.url.clone(), name: name.to_owned() };
         if name.is_empty() || name.starts_with('/') || name.ends_with('/') {
@@ -94,7 +94,7 @@ impl Location {
         Ok(self.join(below.as_ref()))
     }
 
-    /// The location `name` below this one, for names from the store or already validated.
+    /// Returns the location `name` below this one. The name is from the store or already validated.
     pub(crate) fn join(&self, name: &str) -> Self {
         let path = match self.path.as_ref() {
             "" => name.to_owned(),
@@ -104,7 +104,7 @@ impl Location {
         Self::new(Arc::clone(&self.root), path)
     }
 
-    /// The absolute URL, without secrets; [`open`] gives the same location for it.
+    /// Returns the absolute URL, without secrets; [`open`] returns the same location for it.
     pub fn url(&self) -> &str {
         &self.url
     }
@@ -114,7 +114,7 @@ impl Location {
         self.get(GetOptions::default()).await.map(|(bytes, _)| bytes)
     }
 
-    /// Reads a byte range of the object; an error if the object is shorter.
+    /// Reads a byte range of the object; fails if the object is shorter.
     pub async fn read_range(&self, range: Range<u64>) -> Result<Bytes, StoreError> {
         if range.is_empty() {
             return Ok(Bytes::new());
@@ -174,12 +174,13 @@ impl Location {
         get.boxed()
     }
 
-    /// The object's size in bytes, or `None` if it does not exist.
+    /// Returns the object's size in bytes, or `None` if it does not exist.
     pub async fn size(&self) -> Result<Option<u64>, StoreError> {
         Ok(self.size_and_modified().await?.map(|(size, _)| size))
     }
 
-    /// The object's size in bytes and its modification time, by the store's clock; `None` if it does not exist.
+    /// Returns the object's size in bytes and its modification time, by the store's clock, or `None` if it does not
+    /// exist.
     pub async fn size_and_modified(&self) -> Result<Option<(u64, SystemTime)>, StoreError> {
         match self.within(TIMEOUT, "inspecting", self.store().head(&self.path)).await {
             Ok(meta) => Ok(Some((meta.size, meta.last_modified.into()))),
@@ -188,7 +189,7 @@ impl Location {
         }
     }
 
-    /// Whether this is a local directory, or a prefix of other objects' paths. Errors count as `false`.
+    /// Returns whether this is a local directory, or a prefix of other objects' paths. Returns `false` after an error.
     pub async fn is_directory(&self) -> bool {
         if let Some(path) = self.local_path() {
             return blocking(move || path.is_dir()).await.unwrap_or(false);
@@ -197,7 +198,7 @@ impl Location {
         listed.is_ok_and(|found| !(found.objects.is_empty() && found.directories.is_empty()))
     }
 
-    /// The path in the file system; `None` of other stores.
+    /// Returns the path in the file system, or `None` for other stores.
     fn local_path(&self) -> Option<PathBuf> {
         let local = Url::parse(&self.url).ok().filter(|url| url.scheme() == "file");
         local.and_then(|url| url.to_file_path().ok())
@@ -229,7 +230,7 @@ impl Location {
         self.end_parts(upload, sent).await
     }
 
-    /// Whether an object of unknown size can be uploaded in parts.
+    /// Returns whether an object of unknown size can be uploaded in parts.
     pub(crate) fn takes_parts(&self) -> bool {
         self.root.upload != Upload::AlwaysWhole
     }

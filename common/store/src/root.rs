@@ -54,7 +54,8 @@ pub(crate) struct SecretFile {
 }
 
 impl SecretFile {
-    /// Whether the file holds another secret now. One that cannot be read is being replaced.
+    /// Returns whether the file holds another secret now. A file that cannot be read is being replaced and counts as
+    /// unchanged.
     fn has_changed(&self) -> bool {
         fs::read_to_string(&self.path).is_ok_and(|text| text != self.text)
     }
@@ -63,11 +64,11 @@ impl SecretFile {
 /// How large objects are uploaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Upload {
-    /// As a whole: the protocol has no parts.
+    /// Objects are uploaded as a whole: the protocol has no parts.
     AlwaysWhole,
-    /// As a whole, if the size is known.
+    /// Objects are uploaded as a whole, if the size is known.
     Whole,
-    /// In parts, each with its own retries and time limit.
+    /// Objects are uploaded in parts, each with its own retries and time limit.
     InParts,
 }
 

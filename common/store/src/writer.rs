@@ -32,7 +32,7 @@ impl ObjectWriter {
         Self { place, buffer: BytesMut::new(), upload: None, parts: 0, is_broken: false }
     }
 
-    /// Where the object will be.
+    /// Returns where the object will be.
     pub fn place(&self) -> &Location {
         &self.place
     }

@@ -21,7 +21,7 @@ const STDERR_BYTES_MAX: usize = 2048;
 
 const READ_BYTES: usize = 4096;
 
-/// What a program may take.
+/// Limits on the time and the output of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CaptureLimits {
     pub time: Duration,
@@ -45,7 +45,7 @@ pub enum CaptureError {
 }
 
 impl CaptureError {
-    /// Returns what the caller can do.
+    /// Returns the kind of the error: what the caller can do.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Start(error) => error.kind(),
@@ -61,7 +61,7 @@ impl CaptureError {
 /// thread that lives as long as the runtime, as [`crate::Supervisor::start`].
 ///
 /// # Errors
-/// If it cannot be started, exceeds a limit, or does not succeed.
+/// If the program cannot be started, exceeds a limit, or does not succeed.
 pub async fn capture(
     program: &Path,
     args: &[OsString],

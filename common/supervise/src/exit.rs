@@ -30,7 +30,8 @@ impl Exit {
         self.ending == Ending::Code(0)
     }
 
-    /// Returns the last lines of its stderr, if they may say why it ended: a worker cannot say anything of SIGKILL.
+    /// Returns the last lines of the worker's stderr, if they may say why the worker ended: a worker cannot write
+    /// anything about SIGKILL.
     pub fn reason_lines(&self) -> &[String] {
         match self.ending {
             Ending::Signal(signal) if signal == Signal::SIGKILL as i32 => &[],

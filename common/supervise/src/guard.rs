@@ -18,7 +18,7 @@ use tokio::process::{Child, Command};
 
 use crate::processes::Scope;
 
-/// Asks a program to run as guard: the token of the run and the session of its workers.
+/// The environment variable that asks a program to run as guard: the token of the run and the session of its workers.
 const GUARD_VARIABLE: &str = "STEADFAST_GUARD";
 /// Name of the process in `ps`.
 const GUARD_NAME: &str = "steadfast-guard";
@@ -37,7 +37,7 @@ pub struct GuardProgram {
 }
 
 impl GuardProgram {
-    /// Returns this program.
+    /// Returns this program, to be run as the guard.
     ///
     /// # Panics
     /// If this process has not called [`run_guard_if_requested`]: its guard would start guards without end.
@@ -50,7 +50,7 @@ impl GuardProgram {
         Self::new("/proc/self/exe", Vec::new())
     }
 
-    /// Returns another program.
+    /// Returns another program, to be run as the guard.
     pub fn new(program: impl Into<PathBuf>, args: Vec<OsString>) -> Self {
         Self { program: program.into(), args }
     }

@@ -36,9 +36,9 @@ pub(crate) struct OutputTasks {
 /// What is remembered of the output, and how it is printed.
 #[derive(Debug)]
 struct Activity {
-    /// Before each line. Guards one text.
+    /// The text before each printed line. The mutex guards only this text.
     prefix: Mutex<String>,
-    /// Guards the time of the last output, and the last lines of stderr.
+    /// The time of the last output, and the last lines of stderr. The mutex guards only these.
     state: Mutex<(Instant, VecDeque<String>)>,
 }
 
@@ -53,7 +53,7 @@ enum Stream {
 pub(crate) struct LogFiles {
     stdout: Option<File>,
     stderr: Option<File>,
-    /// For the worker itself, which writes both streams to one file.
+    /// Files for the worker itself, which writes both streams to one file.
     own: Option<(File, File)>,
 }
 

@@ -117,7 +117,7 @@ impl Processes {
         Self(process_ids().filter_map(Process::read).collect())
     }
 
-    /// Returns those that belong to a scope.
+    /// Returns the processes that belong to a scope, with all their descendants.
     pub fn of(&self, scope: &Scope) -> Self {
         let own = self.0.iter().filter(|it| scope.contains(it));
         let mut found: BTreeMap<i32, Process> = own.map(|it| (it.id, *it)).collect();
@@ -144,7 +144,7 @@ impl Processes {
         self.0.iter().filter(move |it| it.parent == id).copied()
     }
 
-    /// Returns those whose parent is none of them.
+    /// Returns the processes whose parent is not one of these processes.
     pub fn roots(&self) -> impl Iterator<Item = Process> {
         self.0.iter().filter(|it| self.get(it.parent).is_none()).copied()
     }
@@ -174,7 +174,7 @@ impl Process {
         self.identity() == other.identity()
     }
 
-    /// Returns what no other process has, before or after.
+    /// Returns the process id and the time of the start, which no other process shares, before or after.
     pub fn identity(&self) -> (i32, u64) {
         (self.id, self.started)
     }

@@ -20,12 +20,12 @@ pub struct Signaller {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Notified {
     pub processes: usize,
-    /// Workers of which no process handles it: it would kill them.
+    /// Workers in which no process handles the signal, which would kill them.
     pub workers_without_handler: usize,
 }
 
 impl Signaller {
-    /// Sends a signal to the workers that handle it; none of them ends because it does not.
+    /// Sends a signal to the workers that handle it, and not to other workers, which it would end.
     pub async fn notify(&self, signal: Signal) -> Notified {
         let scope = self.guard.scope();
         let notified = spawn_blocking(move || notify(&scope, signal));

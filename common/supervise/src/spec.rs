@@ -29,11 +29,12 @@ pub struct WorkerSpec {
 /// Where stdin of a worker comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Input {
-    /// It ends at once.
+    /// An empty input, which ends at once.
     Empty,
-    /// From [`crate::Worker::take_input`].
+    /// A pipe whose writing end [`crate::Worker::take_input`] returns.
     Pipe,
-    /// Shares the standard input of this process. The worker leads a session of its own, so that it may read a terminal.
+    /// Shares the standard input of this process. The worker leads a session of its own, so that it may read a
+    /// terminal.
     Inherit,
 }
 
@@ -49,17 +50,17 @@ impl Input {
 /// Where stdout and stderr of a worker go.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
-    /// To those of this process, unchanged and unwatched.
+    /// Output goes to stdout and stderr of this process, unchanged and unwatched.
     Inherit,
-    /// To those of this process, each line with this prefix: `[rank 3] `.
+    /// Output goes to stdout and stderr of this process, each line with this prefix: `[rank 3] `.
     Lines { prefix: String },
-    /// Appended to `stdout.log` and `stderr.log` in this directory, which is created.
+    /// Output is appended to `stdout.log` and `stderr.log` in this directory, which is created.
     Files { directory: PathBuf },
-    /// Both of the above.
+    /// Output goes to stdout and stderr of this process and to files, as in [`Output::Lines`] and [`Output::Files`].
     LinesAndFiles { prefix: String, directory: PathBuf },
     /// Stdout and stderr each to its own target.
     Separate { prefix: String, directory: PathBuf, stdout: Target, stderr: Target },
-    /// Appended to this file by the worker itself, unwatched.
+    /// Output is appended to this file by the worker itself, unwatched.
     File { path: PathBuf },
 }
 
@@ -73,7 +74,7 @@ pub enum Target {
 }
 
 impl Target {
-    /// Returns whether its lines are printed.
+    /// Returns whether the lines of the stream are printed.
     pub fn is_printed(self) -> bool {
         match self {
             Self::Print | Self::Both => true,
@@ -81,7 +82,7 @@ impl Target {
         }
     }
 
-    /// Returns whether it is written to a file.
+    /// Returns whether the stream is written to a file.
     pub fn is_filed(self) -> bool {
         match self {
             Self::File | Self::Both => true,
@@ -107,7 +108,7 @@ impl WorkerSpec {
 }
 
 impl Output {
-    /// Returns where stdout and stderr go; `None` if this process does not read them.
+    /// Returns the targets of stdout and stderr; `None` if this process does not read them.
     pub(crate) fn targets(&self) -> Option<[Target; 2]> {
         match self {
             Self::Inherit | Self::File { .. } => None,
@@ -176,7 +177,7 @@ impl StartError {
         }
     }
 
-    /// Returns what the caller can do.
+    /// Returns the kind of the error: what the caller can do.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::NoProgram { .. } | Self::NoInterpreter { .. } | Self::NoDirectory { .. } => {

@@ -71,8 +71,8 @@ pub(crate) async fn sweep(scope: Scope) -> Swept {
     }
 }
 
-/// Asks the workers to end, and what those that have ended leave behind; waits until no process is left or the time is
-/// over. Returns the scope with the processes that were found.
+/// Asks the workers to end, and the processes that ended workers have left behind. Waits until no process is left or
+/// `deadline` has passed. Returns the scope with the processes that were found.
 async fn ask(
     workers: &[&mut &mut Worker],
     mut scope: Scope,

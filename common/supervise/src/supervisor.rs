@@ -45,7 +45,7 @@ impl Supervisor {
     /// as long as the runtime: not within `spawn_blocking`, and not if the runtime uses `block_in_place`.
     ///
     /// # Errors
-    /// If its program cannot be started, or its log files cannot be opened.
+    /// If the worker's program cannot be started, or its log files cannot be opened.
     pub fn start(&self, spec: &WorkerSpec) -> Result<Worker, StartError> {
         let number = self.workers_started.fetch_add(1, Ordering::Relaxed);
         let token = format!("{}.{number}", self.token);
@@ -76,7 +76,7 @@ impl Supervisor {
         Ok(set)
     }
 
-    /// Returns what sends signals to the workers that run.
+    /// Returns a handle that sends signals to the workers that run.
     pub fn signaller(&self) -> Signaller {
         Signaller { guard: Arc::clone(&self.guard) }
     }

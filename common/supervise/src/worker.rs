@@ -63,29 +63,30 @@ impl Worker {
         Ok(Self { name, child, group, scope, output, guard, ended: None, exit: None })
     }
 
-    /// Returns the name in its spec.
+    /// Returns the name of the worker in its spec.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Sets the prefix of the lines that it prints from now on, if they get one.
+    /// Sets the prefix of the lines that the worker prints from now on, if they get one.
     pub fn set_prefix(&self, prefix: &str) {
         if let Some(output) = &self.output {
             output.set_prefix(prefix);
         }
     }
 
-    /// Returns its process id, if it has not ended.
+    /// Returns the process id of the worker, if it has not ended.
     pub fn id(&self) -> Option<u32> {
         self.child.id()
     }
 
-    /// Takes the writing end of its stdin, once, if that is a pipe. Its stdin ends when this is dropped.
+    /// Takes the writing end of the worker's stdin, once, if stdin is a pipe. The worker's stdin ends when the returned
+    /// end is dropped.
     pub fn take_input(&mut self) -> Option<ChildStdin> {
         self.child.stdin.take()
     }
 
-    /// Returns the time of its last output, or of its start if it has written nothing; `None` if its output is
+    /// Returns the time of the worker's last output, or of its start if it has written nothing; `None` if its output is
     /// inherited.
     pub fn last_output(&self) -> Option<Instant> {
         self.output.as_ref().map(OutputTasks::last_output)
@@ -107,7 +108,7 @@ impl Worker {
         self.finish().await
     }
 
-    /// Sends a signal to its process group.
+    /// Sends a signal to the worker's process group.
     pub(crate) fn signal(&self, signal: Signal) {
         // The id of a process that was waited for may belong to another one.
         if self.child.id().is_some() {

@@ -17,9 +17,9 @@ use crate::{Exit, Worker};
 #[derive(Debug, Default)]
 pub struct WorkerSet {
     workers: Vec<Worker>,
-    /// Those that [`Self::next_exit`] has returned.
+    /// The workers that [`Self::next_exit`] has returned.
     returned: BTreeSet<usize>,
-    /// The search for what is left of these workers; it goes on if [`Self::next_exit`] is cancelled.
+    /// Ended workers, and the search for what is left of them; it goes on if [`Self::next_exit`] is cancelled.
     sweep: Option<(Vec<usize>, JoinHandle<Swept>)>,
 }
 
@@ -39,8 +39,8 @@ impl WorkerSet {
         &self.workers
     }
 
-    /// Waits for the first worker to end that was not returned yet: its index and exit. Returns `None` after all
-    /// have ended. Can be cancelled and repeated.
+    /// Waits for the first worker to end that was not returned yet, and returns its index and exit. Returns `None`
+    /// after all have ended. Can be cancelled and repeated.
     pub async fn next_exit(&mut self) -> Option<(usize, Exit)> {
         let index = loop {
             if let Some(index) = self.first_finished() {
@@ -59,7 +59,7 @@ impl WorkerSet {
         self.stop_by(Signal::SIGTERM, grace).await
     }
 
-    /// As [`Self::stop`], with another signal for those that handle it.
+    /// Stops all workers as [`Self::stop`] does, with another signal for those that handle it.
     pub async fn stop_by(&mut self, signal: Signal, grace: Duration) -> Vec<Exit> {
         stop(&mut self.workers.iter_mut().collect::<Vec<_>>(), signal, grace).await;
         join_all(self.workers.iter_mut().map(Worker::finish)).await

@@ -42,12 +42,11 @@ impl<'a> Keyspace<'a> {
         keyspace
     }
 
-    /// All existing checkpoints, by id.
+    /// Returns the records of all existing checkpoints, in the order of their ids.
     pub fn checkpoints(&self) -> impl Iterator<Item = (&String, &CheckpointRecord)> {
         self.checkpoints.iter()
     }
 
-    /// The record of an existing checkpoint.
     pub fn checkpoint(&self, id: &str) -> Option<&CheckpointRecord> {
         self.checkpoints.get(id)
     }
@@ -99,7 +98,8 @@ impl<'a> Keyspace<'a> {
         }
     }
 
-    /// Whether only the acting master may have made a change. The end of a lease also deletes its keys.
+    /// Returns whether only the acting master may have made a change. The deletion of a leased key is an exception,
+    /// because the end of a lease also deletes its keys.
     fn is_governed(&self, change: &Change) -> bool {
         let row = self.keys.row_of(&change.key).filter(|row| row.is_fenced());
         row.is_some_and(|row| change.value.is_some() || !row.is_leased)

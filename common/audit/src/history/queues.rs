@@ -109,7 +109,7 @@ impl<'a> Queues<'a> {
         }
     }
 
-    /// Learns the passes of a stream.
+    /// Records the number of tasks of each pass of a stream that `changes` adds.
     fn learn(&mut self, changes: &[Change]) {
         for change in changes {
             let Some(pass) = self.job.keys.stream_pass_of(&change.key) else { continue };
@@ -168,7 +168,7 @@ impl<'a> Queues<'a> {
         self.rounds.get(&round)?.get(&task)
     }
 
-    /// Attempt numbers increase; an attempt that is over does not become pending again.
+    /// Checks that attempt numbers increase, and that no attempt that is over becomes pending again.
     fn check_attempts(&self, at: i64, news: &RevisionChanges, report: &mut HistoryReport) {
         let next = self.head.map_or(Attempt(0), |head| head.next_attempt);
         let after = news.head.map_or(next, |head| head.next_attempt);
@@ -194,7 +194,7 @@ impl<'a> Queues<'a> {
         }
     }
 
-    /// A key of the present round is deleted only when its task is done, that is, after it was pending.
+    /// Checks that a key of the present round is deleted only when its task is done, that is, after it was pending.
     fn check_round(&self, at: i64, news: &RevisionChanges, round: u64, report: &mut HistoryReport) {
         for ((of, task), record) in &news.tasks {
             if *of != round || record.is_some() {
@@ -210,7 +210,8 @@ impl<'a> Queues<'a> {
         }
     }
 
-    /// A task gets its first key when it is dispatched, and only then.
+    /// Checks that a task gets its first key when it is dispatched, and only then, and that a given-up task is not
+    /// queued again.
     fn check_dispatched(
         &self,
         at: i64,
@@ -246,7 +247,7 @@ impl<'a> Queues<'a> {
         }
     }
 
-    /// When a pass ends, no task of its round is todo or pending.
+    /// Checks that no task of a round is todo or pending when its pass ends.
     fn check_pass_end(
         &self,
         at: i64,
@@ -277,7 +278,8 @@ impl<'a> Queues<'a> {
         }
     }
 
-    /// In a new round, only those tasks are done that the checkpoint's queues mark as done.
+    /// Checks that in a new round only those tasks are done that the checkpoint's queues mark as done, and only
+    /// dispatched tasks have keys.
     fn check_new_round(&self, at: i64, from: &QueueSnapshot, report: &mut HistoryReport) {
         let Some(head) = self.head else { return };
         let none = BTreeMap::new();

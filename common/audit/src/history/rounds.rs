@@ -19,7 +19,7 @@ pub(super) struct Rounds<'a> {
     nodes: BTreeMap<NodeId, NodeRecord>,
     /// The round that was formed last.
     round: Option<RoundRecord>,
-    /// The nodes that have entries in each phase of each tag of that round.
+    /// The nodes that have entries in each phase of each tag of the last round.
     entered: BTreeMap<(String, Phase), BTreeSet<NodeId>>,
     is_over: bool,
 }
@@ -54,7 +54,7 @@ impl<'a> Rounds<'a> {
         changes.iter().for_each(|change| self.check_result(at, change, report));
     }
 
-    /// Nothing of the rendezvous changes after the result.
+    /// Checks that nothing of the rendezvous changes after the result.
     fn check_after_end(&mut self, at: i64, changes: &[Change], report: &mut HistoryReport) {
         let prefix = self.keys.rendezvous_prefix();
         let changed = changes.iter().find(|change| change.key.starts_with(&prefix));
@@ -64,7 +64,8 @@ impl<'a> Rounds<'a> {
         self.is_over |= changes.iter().any(|change| change.key == self.keys.result());
     }
 
-    /// A job succeeds when each member of its last round has, unless a node shut it down, which is the reason then.
+    /// Checks that a job succeeds only when each member of its last round has succeeded. A result with a reason is not
+    /// checked: a node has shut the job down.
     fn check_result(&self, at: i64, change: &Change, report: &mut HistoryReport) {
         if change.key != self.keys.result() || change.value.is_none() {
             return;
@@ -79,7 +80,7 @@ impl<'a> Rounds<'a> {
         }
     }
 
-    /// A round follows a success only if another member failed or was lost.
+    /// Checks that a round follows a success only if another member failed or was lost.
     fn check_broken(&self, at: i64, formed: &RoundRecord, report: &mut HistoryReport) {
         let has_success = self.entered.contains_key(&(EXIT_TAG.to_owned(), Phase(0)));
         if has_success && self.unfinished().all(|member| self.is_in_place(member)) {
@@ -100,7 +101,7 @@ impl<'a> Rounds<'a> {
         members.filter(move |member| !has_succeeded(member))
     }
 
-    /// Whether a member is alive and has asked for no round after the last one.
+    /// Returns whether a member is alive and has asked for no round after the last one.
     fn is_in_place(&self, member: &MemberRecord) -> bool {
         let known = self.nodes.get(&member.node);
         match known.filter(|known| known.incarnation == member.incarnation).map(|it| it.state) {
@@ -163,7 +164,7 @@ impl<'a> Rounds<'a> {
         }
     }
 
-    /// The ranks of the workers are 0 … n − 1, in the order of the members.
+    /// Checks that the ranks of the workers are 0 … n − 1, in the order of the members.
     fn check_ranks(&self, at: i64, formed: &RoundRecord, report: &mut HistoryReport) {
         let mut next: u64 = 0;
         let mut seen = BTreeSet::new();
@@ -186,8 +187,8 @@ impl<'a> Rounds<'a> {
         }
     }
 
-    /// Members of the last round come first, in its order; then the others, by the order that they asked for, and
-    /// then the oldest first.
+    /// Checks that members of the last round come first, in the order of that round, and that the others follow by the
+    /// order that they asked for, and then by age, the oldest first.
     fn check_order(&self, at: i64, formed: &RoundRecord, report: &mut HistoryReport) {
         let seniority = |member: &MemberRecord| {
             let rank = self.last_rank(member.node, member.incarnation).unwrap_or(usize::MAX);
@@ -202,7 +203,7 @@ impl<'a> Rounds<'a> {
         }
     }
 
-    /// Whether a member asked for a round after the last one that it was in.
+    /// Returns whether a member asked for a round after the last one that it was in.
     fn has_asked(&self, member: &MemberRecord) -> bool {
         let known = self.nodes.get(&member.node);
         match known.filter(|known| known.incarnation == member.incarnation).map(|it| it.state) {
@@ -214,8 +215,8 @@ impl<'a> Rounds<'a> {
         }
     }
 
-    /// Each node that asked is a member, and so is each member of the last round that is not late, unless the
-    /// others fill the round.
+    /// Checks that each node that asked is a member, and that each member of the last round that is not late is a
+    /// member again, unless the others fill the round.
     fn check_forgotten(&self, at: i64, formed: &RoundRecord, report: &mut HistoryReport) {
         if self.allowed.max() as usize <= formed.members.len() {
             return;
@@ -229,7 +230,7 @@ impl<'a> Rounds<'a> {
         }
     }
 
-    /// Applies a change of a tag; returns the phase that it released.
+    /// Applies a change of a tag; returns the phase that it released, if any.
     fn apply_tag(
         &mut self,
         at: i64,
@@ -274,7 +275,7 @@ impl<'a> Rounds<'a> {
         None
     }
 
-    /// A phase is released when each member of the round has entered it.
+    /// Checks that a phase is released only when each member of the round has entered it.
     fn check_released(&self, at: i64, phase: &(String, Phase), report: &mut HistoryReport) {
         let members = self.round.iter().flat_map(|round| &round.members).map(|it| it.node);
         let (members, empty) = (members.collect::<BTreeSet<_>>(), BTreeSet::new());

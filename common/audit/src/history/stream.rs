@@ -14,7 +14,7 @@ use super::{Change, HistoryReport, Revision, Rule};
 pub(super) struct StreamKeys<'a> {
     keys: &'a Keys,
     head: StreamRecord,
-    /// Of all passes that were added.
+    /// The files of all passes that were added.
     files: BTreeSet<String>,
 }
 
@@ -89,7 +89,7 @@ impl<'a> StreamKeys<'a> {
         }
     }
 
-    /// No checkpoint needs a pass that is forgotten.
+    /// Checks that a deleted pass is old, and that no checkpoint needs it.
     fn check_forgotten(
         &self,
         at: i64,
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
     use steadfast_common::stream::StreamFile;
 
-    /// The changes of a commit: the head, and passes with one file each.
+    /// Returns the changes of a commit: the head, and passes with one file each.
     fn changes(head: &StreamRecord, passes: &[(u32, Option<&str>)]) -> Vec<Change> {
         let keys = Keys::of_job("stream");
         let put = |key: String, value: Option<String>| Change {

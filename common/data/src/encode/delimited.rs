@@ -21,7 +21,7 @@ impl Delimited {
         Ok(this)
     }
 
-    /// Appends a record.
+    /// Appends a record to `bytes`, with the header before the first record.
     pub fn push(
         &mut self,
         columns: &[Column],

@@ -6,7 +6,7 @@ use steadfast_common::columns::{Column, Shape};
 use super::{Cell, failed};
 use crate::error::DataError;
 
-/// Appends a record.
+/// Appends a record to `bytes` as an object and a line feed.
 pub(super) fn push(
     columns: &[Column],
     record: usize,

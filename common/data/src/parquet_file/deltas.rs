@@ -41,7 +41,8 @@ pub(super) fn first_too_wide(
     Ok(None)
 }
 
-/// Whether the smallest and the largest value are so far apart that a difference may have 33 bits.
+/// Returns whether a column stores differences, and its smallest and largest value are unknown or so far apart that a
+/// difference may have 33 bits.
 fn may_be_too_wide(column: &ColumnChunkMetaData) -> bool {
     if !column.encodings().any(|encoding| encoding == Encoding::DELTA_BINARY_PACKED) {
         return false;

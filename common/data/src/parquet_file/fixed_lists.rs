@@ -13,7 +13,7 @@ const ARROW_SCHEMA: &str = "ARROW:schema";
 /// Precedes the length of a message.
 const CONTINUATION: [u8; 4] = [0xff; 4];
 
-/// Returns the lengths of top-level columns by name; none, if there is no schema that can be read.
+/// Returns the lengths of top-level columns by name; an empty map if the file has no schema of Arrow that can be read.
 pub(super) fn lengths(metadata: &ParquetMetaData) -> HashMap<String, u32> {
     let pairs = metadata.file_metadata().key_value_metadata().into_iter().flatten();
     let schema = pairs.filter(|pair| pair.key == ARROW_SCHEMA).find_map(|pair| pair.value.as_ref());

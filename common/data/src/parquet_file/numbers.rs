@@ -21,7 +21,7 @@ pub(super) const DECIMAL_BYTES_MAX: usize = 32;
 /// the column ends before.
 pub(super) type Numbers = Box<dyn FnMut(usize, &mut Vec<Option<f64>>) -> Result<(), ParquetError>>;
 
-/// The content of a top-level column, according to its type.
+/// Returns the content of a top-level column, according to its type.
 pub(super) fn content(column: &Type) -> Content {
     let info = column.get_basic_info();
     let other = |name: &str| Content::Other(name.to_owned());
@@ -44,7 +44,7 @@ pub(super) fn content(column: &Type) -> Content {
     element(column).map_or_else(Content::Other, |element| Content::Typed(ColumnType::one(element)))
 }
 
-/// The type of a list's elements, if these are not nested.
+/// Returns the type of a list's elements; `None` if these are nested.
 fn list_leaf(column: &Type) -> Option<&Type> {
     let mut at = column;
     // The list, the repeated group, and the element; some writers leave out one.
@@ -70,7 +70,7 @@ fn list_leaf(column: &Type) -> Option<&Type> {
     (at.is_primitive() && repeated == 1).then_some(at)
 }
 
-/// The type of single values; what they are, if they cannot be read.
+/// Returns the type of single values. The error describes values that cannot be read.
 fn element(column: &Type) -> Result<Element, String> {
     let info = column.get_basic_info();
     let converted = info.converted_type();
@@ -101,7 +101,7 @@ fn element(column: &Type) -> Result<Element, String> {
     }
 }
 
-/// The decimal places of a decimal.
+/// Returns the number of decimal places of a decimal.
 fn scale_of(column: &Type) -> i32 {
     match column {
         Type::PrimitiveType { scale, .. } => *scale,
@@ -183,7 +183,7 @@ pub(super) fn ended() -> ParquetError {
     ParquetError::EOF("a column has fewer rows than its row group".to_owned())
 }
 
-/// A number of 16 bits; NaN if there are more or fewer.
+/// Converts the bytes of a 16-bit float; returns NaN if there are more or fewer than two.
 pub(super) fn float16(bytes: &[u8]) -> f64 {
     match bytes {
         [low, high] => f16::from_le_bytes([*low, *high]).to_f64(),

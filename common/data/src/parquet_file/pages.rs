@@ -115,7 +115,7 @@ struct Pages<'a> {
 }
 
 impl Pages<'_> {
-    /// Whether the pages, after an optional dictionary, cover the bytes and rows of the column.
+    /// Returns whether the pages, after an optional dictionary, cover the bytes and rows of the column.
     fn are_contiguous(&self) -> bool {
         let end = |page: &PageLocation| page.offset.checked_add(page.compressed_page_size.into());
         let follow = self.of.is_sorted_by(|page, next| {
@@ -131,7 +131,7 @@ impl Pages<'_> {
             })
     }
 
-    /// Whether the page with that row has as many rows as the index states.
+    /// Returns whether the page that contains `row` has as many rows as the index states.
     fn has_its_rows(&self, source: &Source, row: usize) -> Result<bool, ParquetError> {
         let start =
             |page: &PageLocation| usize::try_from(page.first_row_index).unwrap_or(usize::MAX);
@@ -171,8 +171,8 @@ fn check_claims(source: &Source, metadata: &ParquetMetaData) -> Result<(), Parqu
     Ok(())
 }
 
-/// The number of pages that an index claims. In Thrift's compact protocol, a field header is followed by a
-/// list header, which contains the length if that is below 15 and is followed by it otherwise.
+/// Returns the number of pages that an index claims. In Thrift's compact protocol, a field header is followed by a list
+/// header, which contains the length if that is below 15 and is followed by it otherwise.
 fn claimed_pages(list: &[u8]) -> u64 {
     let [_, head, number @ ..] = list else { return 0 };
     if head >> 4 < 15 {

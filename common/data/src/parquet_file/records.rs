@@ -119,7 +119,7 @@ impl RowReader {
         Ok(columns)
     }
 
-    /// Whether a row of the column has a list.
+    /// Returns whether each row of the column has a list.
     fn is_list(&self, leaf: usize) -> bool {
         let column = self.metadata.row_group(self.group).column(leaf);
         0 < column.column_descr().max_rep_level()
@@ -136,7 +136,7 @@ impl RowReader {
         numbers::open(column, self.pages(source, index, leaf)?, self.first_row)
     }
 
-    /// The pages of a column, from those of the first row if there is an index of them.
+    /// Opens the pages of a column. If there is an index of them, reading begins at the page of the first row.
     fn pages(
         &self,
         source: &Source,
@@ -163,7 +163,7 @@ impl RowReader {
         }
     }
 
-    /// The next `rows` numbers of a column, which begin at record `first` of the chunk.
+    /// Reads the next `rows` numbers of a column, which begin at record `first` of the chunk.
     fn next(
         &self,
         source: &Source,

@@ -61,7 +61,7 @@ impl Source {
         decoded.unwrap_or_else(|broken| Err(DataError::broken(self.0.file.url(), &broken)))
     }
 
-    /// The cause of a decoder's error: the store or the file.
+    /// Returns the cause of a decoder's error: an error of the store if there was one, or else an invalid file.
     pub fn error(&self, error: &dyn Display) -> DataError {
         match self.state().failure.take() {
             Some(error) => DataError::Store(error),
@@ -76,7 +76,8 @@ impl Source {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The cached bytes at the start of `range`, if any.
+    /// Returns the cached bytes at the start of `range`, which may be fewer than the range has; `None` if none are
+    /// cached.
     fn cached(&self, range: &Range<u64>) -> Option<Bytes> {
         let block = self.state().block.clone();
         let slice = |(start, bytes): &(u64, Bytes)| {

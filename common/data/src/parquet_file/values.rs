@@ -75,7 +75,8 @@ pub(super) fn open(
     }
 }
 
-/// A decimal without fractions as the integer that it is, which a float may not be.
+/// Converts a decimal without fractions to the integer that it is, which a float may not be. Other decimals become
+/// floats.
 fn exact(unscaled: impl Display, scale: i32) -> Value<'static> {
     match scale {
         0 => Value::written(unscaled.to_string()),
@@ -90,12 +91,12 @@ fn long_exact(unscaled: &[u8], scale: i32) -> Value<'static> {
     }
 }
 
-/// What the definition levels of a column mean.
+/// The definition levels of a column that distinguish its values.
 #[derive(Clone, Copy)]
 struct Levels {
-    /// Of a value that is there.
+    /// The level of a value that is present.
     value: i16,
-    /// Of an empty list; `None` for a column without lists.
+    /// The level of an empty list; `None` for a column without lists.
     empty_list: Option<i16>,
 }
 
@@ -106,7 +107,7 @@ impl Levels {
     }
 }
 
-/// The number of optional types above the repeated one.
+/// Counts the optional types above the repeated one.
 fn above_repeated(mut at: &Type) -> i16 {
     let mut optional = 0;
     loop {

@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 use super::lines::Fields;
 use crate::values::Value;
 
-/// The members of an object, sorted by name.
+/// Parses an object in one line; returns its members, sorted by name.
 pub(super) fn fields(line: &str) -> Result<Fields<'_>, String> {
     // The parser would round numbers, so they are kept as they are written.
     let members: BTreeMap<String, &RawValue> = serde_json::from_str(line).map_err(|error| {
@@ -29,7 +29,7 @@ fn value(raw: &RawValue) -> Result<Value<'_>, String> {
     elements.into_iter().map(element).collect::<Result<_, _>>().map(Value::List)
 }
 
-/// A value outside of lists, or in one. Lists in it are not read: no column holds lists of lists.
+/// Parses a value outside of lists, or an element of one. Lists in it are not read: no column holds lists of lists.
 fn element(raw: &RawValue) -> Result<Value<'_>, String> {
     Ok(match raw.get().as_bytes().first() {
         Some(b'n') => Value::Missing,

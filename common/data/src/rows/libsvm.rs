@@ -19,7 +19,7 @@ pub(super) const VALUE: &str = "value";
 /// The most features that a record is expanded to.
 const FEATURES_MAX: u64 = 16_384;
 
-/// The columns of every file, to choose from.
+/// Returns the columns that every file has, to choose from.
 pub(super) fn columns() -> Vec<Column> {
     let typed = |name: &str, kind| Column { name: name.to_owned(), content: Content::Typed(kind) };
     vec![
@@ -29,7 +29,7 @@ pub(super) fn columns() -> Vec<Column> {
     ]
 }
 
-/// The features `1`, `2`, … up to the largest index, and the label.
+/// Returns the columns to which features expand: `1`, `2`, … up to the largest index, and the label.
 pub(crate) fn expanded(file: &str, index_max: u64) -> Result<Vec<Column>, DataError> {
     if FEATURES_MAX < index_max {
         return Err(DataError::TooManyFeatures {
@@ -43,7 +43,7 @@ pub(crate) fn expanded(file: &str, index_max: u64) -> Result<Vec<Column>, DataEr
     Ok(names.map(|name| Column { name, content: number.clone() }).collect())
 }
 
-/// The fields of a line: indices, label, and values.
+/// Parses a line into its fields: indices, label, and values. Returns `None` for a line without a record.
 pub(super) fn fields(line: &str) -> Result<Fields<'_>, String> {
     let line = line.split('#').next().unwrap_or("");
     let mut words = line.split_ascii_whitespace();
@@ -85,7 +85,7 @@ fn number(text: &str) -> Result<Value<'_>, String> {
     }
 }
 
-/// The largest index of a record; 0 without any, and for other formats.
+/// Returns the largest index of a record; 0 if it has none, and for other formats.
 pub(super) fn index_max(fields: &[(Cow<'_, str>, Value)]) -> u64 {
     match fields {
         [(name, Value::List(indices)), ..] if name == INDEX => match indices.last() {
@@ -97,16 +97,16 @@ pub(super) fn index_max(fields: &[(Cow<'_, str>, Value)]) -> u64 {
     }
 }
 
-/// The place of each wanted feature among them, by its index.
+/// The place of each wanted feature among the wanted ones, by the index of the feature.
 pub(super) type Places = BTreeMap<i64, usize>;
 
-/// Returns the places of the features `wanted`.
+/// Returns the places of the features `wanted`. Names that are not indices have none.
 pub(super) fn places(wanted: &[String]) -> Places {
     let place = |(place, name): (usize, &String)| Some((name.parse().ok()?, place));
     wanted.iter().enumerate().filter_map(place).collect()
 }
 
-/// Appends the values of a record.
+/// Appends the values of all features of a record.
 pub(super) fn append(
     fields: &[(Cow<'_, str>, Value)],
     conversion: Conversion,

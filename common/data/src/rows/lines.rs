@@ -10,7 +10,7 @@ use crate::values::Value;
 /// The fields of a record, by name; `None` for a line without a record.
 pub(super) type Fields<'a> = Option<Vec<(Cow<'a, str>, Value<'a>)>>;
 
-/// Visits the records of a text; `fields` gives those of a line, or why it is not a record.
+/// Visits the records of a text. `fields` returns the fields of a line, or the reason why it is not a record.
 pub(super) fn visit(
     mut text: impl BufRead,
     fields: impl for<'a> Fn(&'a str) -> Result<Fields<'a>, String>,

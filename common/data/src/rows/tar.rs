@@ -23,7 +23,7 @@ const RECORD_FILES_MAX: usize = 256;
 /// The largest header that extends another one, such as by a long name.
 const EXTENSION_BYTES_MAX: u64 = 64 * 1024;
 
-/// The type of a column, by the extension of its files. As `webdataset` decodes them.
+/// Returns the type of a column, by the extension of its files, as `webdataset` decodes them.
 pub(super) fn type_of(extension: &str) -> ColumnType {
     ColumnType::one(match extension.rsplit('.').next().unwrap_or_default() {
         KEY | "txt" | "text" | "transcript" | "json" | "jsn" => Element::Text,
@@ -145,9 +145,9 @@ fn visit_entries<'a, R: Read + 'a>(
     Ok(())
 }
 
-/// What a header says of the file that follows.
+/// The meaning of a header for the file that follows.
 enum Extension {
-    /// It is the header of a file itself.
+    /// No extension: the header is that of a file itself.
     None,
     Name(Vec<u8>),
     Other,
@@ -188,7 +188,7 @@ fn extension<R: Read>(entry: &mut Entry<R>) -> Result<Extension, String> {
     Ok(found)
 }
 
-/// Splits a path at the first dot of its last part. Files that belong to no record have no such name.
+/// Splits a path at the first dot of its last part. Returns `None` for files that belong to no record.
 fn split(path: &str) -> Option<(&str, &str)> {
     let path = path.strip_prefix("./").unwrap_or(path);
     let name = path.rfind('/').map_or(0, |slash| slash + 1);

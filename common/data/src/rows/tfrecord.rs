@@ -66,19 +66,19 @@ struct Int64List {
     value: Vec<i64>,
 }
 
-/// Whether bytes begin like a file of this format.
+/// Returns whether bytes begin like a file of this format: with a length and its checksum.
 pub(crate) fn is_header(head: &[u8]) -> bool {
     head.first_chunk().is_some_and(|header: &[u8; HEADER_BYTES]| length(header).is_some())
 }
 
-/// The length of a message, if its checksum is right.
+/// Returns the length of a message; `None` if its checksum is wrong.
 fn length(header: &[u8; HEADER_BYTES]) -> Option<u64> {
     let (length, expected) = header.split_at(8);
     (masked(length).to_le_bytes() == expected)
         .then(|| u64::from_le_bytes(length.try_into().expect("eight bytes")))
 }
 
-/// The checksum that the format stores: CRC-32C, rotated and with a constant added.
+/// Computes the checksum that the format stores: CRC-32C, rotated and with a constant added.
 fn masked(bytes: &[u8]) -> u32 {
     let sum = checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32;
     sum.rotate_right(15).wrapping_add(0xa282_ead8)
@@ -126,7 +126,7 @@ pub(super) fn visit(mut file: impl Read, visit: &mut Visit) -> Result<(), Refusa
     }
 }
 
-/// A single value stands for itself: the format has only lists.
+/// Converts a feature to a value. A list of one element becomes that element, because the format has only lists.
 fn value(feature: Feature) -> Value<'static> {
     fn list<T>(values: Vec<T>, of: impl Fn(T) -> Value<'static>) -> Value<'static> {
         let mut values: Vec<Value> = values.into_iter().map(of).collect();

@@ -55,7 +55,7 @@ impl Codec {
         })
     }
 
-    /// The cause of a decompression error: the store or the file.
+    /// Returns the cause of a decompression error: the store or the file.
     pub fn error(self, file: &str, error: io::Error) -> DataError {
         match error.downcast::<StoreError>() {
             Ok(error) => DataError::Store(error),
@@ -132,7 +132,7 @@ impl Decompressor {
         Ok(Self { file: file.url().to_owned(), codec, decoder: Some(decoder), skip: start })
     }
 
-    /// The next block of text; empty at its end.
+    /// Returns the next block of text; empty at its end.
     pub async fn next(&mut self) -> Result<Bytes, DataError> {
         loop {
             let mut block = self.step().await?;

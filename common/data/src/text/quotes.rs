@@ -15,7 +15,8 @@ pub(super) fn end_line(parser: &mut Reader) -> Option<usize> {
     (result == ReadRecordResult::Record).then_some(fields)
 }
 
-/// The position of the quote that is unclosed at the end of `record`, the beginning of a record.
+/// Returns the position of the quote that is unclosed at the end of `record`, the beginning of a record; `None` if all
+/// quotes are closed.
 pub(super) fn open(dialect: Dialect, record: &[u8], beginning: Beginning) -> Option<usize> {
     let mut parser = dialect.parser(beginning);
     let mut content = [0; SCRATCH_BYTES];
@@ -32,7 +33,7 @@ pub(super) fn open(dialect: Dialect, record: &[u8], beginning: Beginning) -> Opt
     end_line(&mut parser).is_none().then_some(field + quote)
 }
 
-/// The number of line ends in `text`.
+/// Counts the line feeds in `text`.
 pub(super) fn lines(text: &[u8]) -> u64 {
     text.iter().filter(|byte| **byte == b'\n').count() as u64
 }

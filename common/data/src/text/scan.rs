@@ -53,7 +53,7 @@ impl From<DataError> for Refusal {
 /// A record with an unclosed quote, whose position is not known yet.
 struct OpenQuote {
     record: u64,
-    /// From the end of the previous record.
+    /// The bytes from the end of the previous record on.
     bytes: Range<u64>,
     /// The line at which `bytes` starts.
     start_line: u64,

@@ -34,7 +34,7 @@ const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; c
 /// A part of a page.
 #[derive(Clone, Debug)]
 pub struct Section {
-    /// Its anchor; letters only.
+    /// The anchor of the section; letters only.
     pub id: &'static str,
     pub title: &'static str,
     pub body: Markup,
@@ -51,7 +51,6 @@ pub(crate) struct Head<'a> {
     pub warning: Option<&'a str>,
 }
 
-/// Renders the page.
 pub(crate) fn page(head: &Head<'_>, sections: &[Section]) -> Response {
     let Head { role, job, ready, warning } = head;
     let title = format!("{job}: {role}");

@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 use serde_json::Value;
 
-/// Renders JSON as tables.
+/// Renders objects, and arrays that contain objects or arrays, as tables, and all other values as text.
 pub fn tables(value: &Value) -> Markup {
     match value {
         Value::Null => html! { "–" },
