@@ -18,7 +18,7 @@ pub struct Node {
     state: Mutex<State>,
     /// Wakes the log thread when the batch is no longer empty, or when the node closes.
     work: Condvar,
-    /// The same for an asynchronous writer.
+    /// Wakes an asynchronous writer when the batch is no longer empty.
     has_work: Notify,
     progress: watch::Sender<Progress>,
     retention: Retention,

@@ -27,7 +27,7 @@ impl Unwritten {
         &self.0.facts
     }
 
-    /// Returns the latest revision among them.
+    /// Returns the latest revision among the facts to append.
     pub fn revision(&self) -> Revision {
         self.0.revision
     }
@@ -59,7 +59,6 @@ impl Simulated {
         Ok(Self { node, address })
     }
 
-    /// Returns the services.
     pub fn routes(&self) -> Routes {
         server::routes(&self.node, self.address, Duration::from_secs(600))
     }

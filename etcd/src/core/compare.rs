@@ -28,8 +28,8 @@ pub fn holds(history: &History, compare: &PbCompare) -> bool {
     compare.target != TARGET_VALUE && holds_for(&PbKeyValue::default(), compare)
 }
 
-/// The target selects the compared field; an operand of another kind counts as zero. As in real etcd,
-/// an unknown target compares as equal, and an unknown relation holds.
+/// Returns whether a condition holds for one pair. The target selects the compared field; an operand of another kind
+/// counts as zero. As in real etcd, an unknown target compares as equal, and an unknown relation holds.
 fn holds_for(kv: &PbKeyValue, compare: &PbCompare) -> bool {
     use PbTargetUnion::{CreateRevision, Lease, ModRevision, Value, Version};
     let operand = compare.target_union.as_ref();

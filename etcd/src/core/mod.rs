@@ -191,7 +191,6 @@ impl Core {
         self.leases.expired(now)
     }
 
-    /// Applies a fact.
     pub fn evolve(&mut self, fact: Fact, now: Millis) {
         match fact {
             Fact::Written(write) => self.record(write),

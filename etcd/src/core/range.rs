@@ -82,8 +82,8 @@ pub fn read(view: &Staged<'_>, request: &PbRangeRequest) -> PbRangeResponse {
     PbRangeResponse { header, kvs, more, count }
 }
 
-/// Without a sort order, real etcd still sorts by a target other than the key, but only among the first
-/// pairs by key. Clients may rely on this.
+/// Returns whether the limit is applied before the sort. Without a sort order, real etcd still sorts by a target other
+/// than the key, but only among the first pairs by key. Clients may rely on this.
 fn is_cut_before_sort(request: &PbRangeRequest) -> bool {
     request.sort_order == ORDER_NONE
         && request.min_mod_revision == 0

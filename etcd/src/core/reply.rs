@@ -8,7 +8,6 @@ pub const CLUSTER_ID: u64 = 0x5354_4541_4446_4153;
 pub const MEMBER_ID: u64 = 0x5354_4541_4459;
 pub const RAFT_TERM: u64 = 1;
 
-/// Returns the header of a reply.
 pub fn header(revision: Revision) -> PbResponseHeader {
     PbResponseHeader {
         cluster_id: CLUSTER_ID,

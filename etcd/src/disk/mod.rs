@@ -146,7 +146,8 @@ fn lock(dir: &Path) -> Result<File, Error> {
     }
 }
 
-/// Returns the generation of the newest snapshot.
+/// Returns the generation of the newest snapshot, or 0 if there is none. Fails if a log continues a snapshot that is
+/// missing.
 fn newest_generation(dir: &Path) -> Result<u64, Error> {
     let entries = entries(dir)?;
     let snapshots = entries.iter().filter_map(|(_, entry)| match entry {

@@ -9,7 +9,7 @@ use tonic::{Request, Status};
 const LOGGED_BYTES_MAX: usize = 1_536 * 1_024;
 /// Real etcd's gRPC server receives this much more before it refuses a message.
 const RECEIVED_BYTES_MAX: usize = LOGGED_BYTES_MAX + 512 * 1_024;
-/// The overhead of real etcd's log for a request of that size.
+/// What real etcd's log adds to a request of up to [`LOGGED_BYTES_MAX`].
 const ENVELOPE_BYTES: usize = 16;
 /// Our server receives more, to reply with etcd's message instead of the transport's.
 pub const DECODED_BYTES_MAX: usize = 4 * RECEIVED_BYTES_MAX;
