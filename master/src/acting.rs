@@ -27,7 +27,7 @@ pub struct Acting {
     pub task_deadline: Duration,
     pub max_staleness: Option<u32>,
     pub view: Arc<StatusSource>,
-    /// Of a dataset that is followed.
+    /// The follower of the stream, if the dataset is followed.
     pub stream: Option<StreamHandle>,
     pub tables: Tables,
 }
@@ -44,7 +44,6 @@ pub struct StatusSource {
 }
 
 impl Acting {
-    /// Returns the current status of the job.
     pub fn status(&self) -> JobStatus {
         let snapshot = self.handle.snapshot.borrow().clone();
         let view = &self.view;

@@ -8,7 +8,6 @@ use crate::job::Job;
 /// Minimum tasks for each lane or trainer, and mini-batches in each task; below it there is a warning.
 const ENOUGH: u64 = 4;
 
-/// Returns the warnings about a plan.
 pub(crate) fn of_plan(spec: &JobSpec, manifest: &Manifest) -> Vec<String> {
     let tasks = manifest.training_tasks().len() as u64;
     let all = manifest.training_records();
@@ -29,8 +28,8 @@ pub(crate) fn of_plan(spec: &JobSpec, manifest: &Manifest) -> Vec<String> {
     warnings
 }
 
-/// Returns the warning that so many trainers have too few tasks. Only an asynchronous job has it: how many trainers a
-/// synchronous one keeps busy is known from its lanes.
+/// Returns the warning that the tasks are too few for this number of trainers. Only an asynchronous job has it: how
+/// many trainers a synchronous job keeps busy is known from its lanes.
 pub(crate) fn of_trainers(job: &Job, trainers: usize) -> Option<String> {
     let spec = &job.record.spec;
     match spec.mode {
@@ -79,7 +78,7 @@ fn batch(spec: &JobSpec) -> u64 {
     })
 }
 
-/// Whether so many records make enough tasks that are large enough.
+/// Returns whether the records are enough for [`ENOUGH`] tasks of [`ENOUGH`] mini-batches each for each of the sharers.
 fn is_enough(records: u64, sharers: u64, batch: u64) -> bool {
     ENOUGH * sharers * ENOUGH * batch <= records
 }

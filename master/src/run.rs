@@ -306,7 +306,7 @@ impl MasterProcess<'_> {
         has_served
     }
 
-    /// Fails if another master holds the lock. Called by a master that acted and lost its lease.
+    /// Fails if another master holds the lock. A master that acted and lost its lease calls this.
     async fn end_if_replaced(&self) -> Result<(), Failure> {
         let lock = self.etcd.get_json::<LockRecord>(&self.keys.master_lock()).await?;
         match lock {

@@ -40,7 +40,7 @@ use crate::status::status_snapshot::{StatusSnapshot, StreamSnapshot};
 /// Time between two listings of the files; longer if they take long.
 const LIST_EVERY: Duration = Duration::from_secs(1);
 
-/// Between two listings, at least so many times the duration of one.
+/// Minimum time between two listings, as a multiple of the duration of one.
 const IDLE_FACTOR: u32 = 10;
 
 /// Time after which the files that wait are shown again while passes are added.
@@ -71,7 +71,8 @@ enum FollowError {
     Damaged { object: String, reason: String },
 }
 
-/// Waits for the first file of a stream; returns its columns, which are those of all others. Shows what it waits for.
+/// Waits for the first file of a stream, and shows in `shown` what it waits for; returns the columns of that file,
+/// which all other files must have.
 ///
 /// # Errors
 /// If a source is invalid.
@@ -160,7 +161,8 @@ pub struct StreamHandle {
 }
 
 impl StreamHandle {
-    /// Ends the stream after the files that are there; returns what that waits for, if it has not ended.
+    /// Ends the stream after the files that are there; returns what the end waits for, or `None` if the stream has
+    /// ended.
     pub fn drain(&self) -> Option<String> {
         self.is_draining.send_replace(true);
         let snapshot = self.event_loop.snapshot.borrow().clone();
@@ -176,7 +178,6 @@ impl StreamHandle {
         })
     }
 
-    /// The status of the stream.
     pub(crate) fn status(&self, snapshot: &StatusSnapshot) -> StreamStatus {
         let view = self.view.borrow().clone();
         let passes = snapshot.stream.clone().unwrap_or_default();
@@ -205,7 +206,7 @@ impl StreamHandle {
         }
     }
 
-    /// Why trainers wait for files, if they do.
+    /// Returns why trainers wait for files, if they do.
     pub(crate) fn waiting(&self, snapshot: &StatusSnapshot) -> Option<String> {
         let record = &snapshot.stream.as_ref()?.record;
         if record.end.is_some() || snapshot.pass < record.next {
@@ -432,7 +433,7 @@ impl Follower {
         Ok(())
     }
 
-    /// Forgets the passes before those that a checkpoint needs.
+    /// Forgets the passes that no checkpoint needs.
     async fn forget_passes(&self, known: &mut Known) -> Result<(), FollowError> {
         let enough = known.stream.first.0.saturating_add(FORGOTTEN_AT_ONCE);
         if self.event_loop.snapshot.borrow().pass.0 < enough {
@@ -468,7 +469,7 @@ impl Follower {
         Ok(())
     }
 
-    /// Deletes an object, and the manifests of all passes before `first`: also those that were written by a master
+    /// Deletes an object, and the manifests of all passes before `first`. These include manifests written by a master
     /// that died before their pass was in etcd.
     async fn delete_objects(
         &self,

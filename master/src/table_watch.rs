@@ -25,7 +25,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(2);
 /// How long pservers are asked after the status was last requested.
 const LOOKED_AT_MAX: Duration = Duration::from_secs(60);
 
-/// A handle to the task that asks.
+/// A handle to the task that asks the pservers.
 #[derive(Clone, Debug)]
 pub struct Tables {
     shown: watch::Receiver<Arc<Vec<SlotTables>>>,
@@ -40,7 +40,7 @@ impl Tables {
     }
 }
 
-/// The task that asks.
+/// The task that asks the pservers.
 pub(crate) struct TableWatch {
     tls: TlsIdentity,
     event_loop: EventLoopHandle,
@@ -64,7 +64,7 @@ impl TableWatch {
         (Self { tls, event_loop, shown, looked_at: looked_at_rx }, tables)
     }
 
-    /// Asks until the term ends.
+    /// Asks pservers until the term ends or, for a job without tables, until they have answered once.
     pub async fn run(mut self) {
         let mut holders: BTreeMap<Slot, Holder> = BTreeMap::new();
         let is_recent = |at: &Option<Instant>| at.is_some_and(|at| at.elapsed() < LOOKED_AT_MAX);

@@ -38,9 +38,9 @@ pub struct Progress {
 /// A checkpoint that a caller waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// Of the present version.
+    /// A checkpoint of the present version.
     Now,
-    /// Of the final parameters, which the generation has at this version.
+    /// A checkpoint of the final parameters, which the generation has at this version.
     Final(Progress),
 }
 
@@ -160,7 +160,7 @@ impl CheckpointSchedule {
         }
     }
 
-    /// Accepts a request. Called only while no other request is in service.
+    /// Accepts a request. The caller calls this only while no other request is in service.
     pub fn request(&mut self, request: Request) -> Acceptance {
         self.series = Some(match request {
             Request::Now => Series::new(Trigger::Request, None, 0),
@@ -187,7 +187,7 @@ impl CheckpointSchedule {
         }
     }
 
-    /// Begins a checkpoint that is due by time. Called after a wait in which no request arrived.
+    /// Begins a checkpoint that is due by time. The caller calls this after a wait in which no request arrived.
     pub fn wake(&mut self, now: Millis) {
         if self.is_due(now) {
             // No caller waits, so this one can be of the next version, which no slot has passed.
@@ -395,7 +395,7 @@ mod tests {
         }
     }
 
-    /// Makes attempts with these outcomes at version 10; returns their versions and the last answer.
+    /// Makes attempts with the given outcomes at version 10; returns their versions and the last answer.
     fn serve(schedule: &mut CheckpointSchedule, outcomes: &[Outcome]) -> (Vec<u64>, Service) {
         let (mut versions, mut service) = (Vec::new(), Service::Continues);
         for outcome in outcomes {

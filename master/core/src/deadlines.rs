@@ -49,9 +49,8 @@ impl Deadlines {
         }
     }
 
-    /// Returns the attempts that last for much longer than others usually do, the oldest first: another trainer may be
-    /// faster. The usual duration is the median of those that ended last, so slow trainers, which end few, do not raise
-    /// it.
+    /// Returns the attempts that last much longer than usual, the oldest first: another trainer may be faster. The
+    /// usual duration is the median of the attempts that ended last, so slow trainers, which end few, do not raise it.
     pub fn late(&self, now: Millis) -> Vec<(TaskId, Attempt)> {
         if self.durations.len() < DURATIONS_MIN {
             return Vec::new();

@@ -34,13 +34,11 @@ impl Draft {
         std::mem::take(&mut self.facts)
     }
 
-    /// Adds a fact.
     pub fn add(&mut self, fact: Fact) {
         self.state.evolve(&fact);
         self.facts.push(fact);
     }
 
-    /// Adds facts of the task queues.
     pub fn add_queue_facts(&mut self, facts: impl IntoIterator<Item = QueueFact>) {
         facts.into_iter().for_each(|fact| self.add(Fact::Queue(fact)));
     }

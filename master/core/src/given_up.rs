@@ -24,7 +24,6 @@ impl FromIterator<(TaskId, GivenUpRecord)> for GivenUp {
 }
 
 impl GivenUp {
-    /// Returns all records, by task.
     pub fn records(&self) -> &BTreeMap<TaskId, GivenUpRecord> {
         &self.of
     }
@@ -34,12 +33,10 @@ impl GivenUp {
         self.times
     }
 
-    /// Returns whether `task` was given up in `pass`.
     pub fn contains(&self, pass: Pass, task: TaskId) -> bool {
         self.of.get(&task).is_some_and(|record| record.passes.contains(pass))
     }
 
-    /// Returns the tasks given up in `pass`.
     pub fn in_pass(&self, pass: Pass) -> BTreeSet<TaskId> {
         let of_pass = self.of.iter().filter(|(_, record)| record.passes.contains(pass));
         of_pass.map(|(task, _)| *task).collect()
@@ -68,9 +65,9 @@ impl GivenUp {
         self.of.iter().map(|(task, record)| (*task, record.passes.clone())).collect()
     }
 
-    /// Returns the records that change when the job restores a checkpoint with these passes. The
-    /// checkpoint may be an earlier one or, if an operator chooses it, one of an abandoned generation. A
-    /// task without a record was not given up.
+    /// Returns the records that change when the job restores a checkpoint with the passes in `to`. The checkpoint may
+    /// be an earlier one or, if an operator chooses it, one of an abandoned generation. A task without a record was not
+    /// given up.
     pub fn going_to(
         &self,
         to: &BTreeMap<TaskId, PassRanges>,

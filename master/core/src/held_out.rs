@@ -32,7 +32,6 @@ impl HeldOut {
         is_enough.then(|| GivenUpRecord::held_out(&failure.reason))
     }
 
-    /// Records a report.
     pub fn evolve(&mut self, failure: &Failure) {
         let failures = self.failures_with(failure);
         let failing = Failing { failures, reason: failure.reason.clone(), last: failure.id };

@@ -52,7 +52,6 @@ impl Holdings {
         held.filter_map(|task| Some((*task, self.get(*task)?)))
     }
 
-    /// Returns the trainers that hold a task.
     pub(crate) fn holders(&self) -> impl Iterator<Item = TrainerId> {
         self.of_trainer.keys().copied()
     }

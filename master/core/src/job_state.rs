@@ -61,7 +61,7 @@ pub struct JobState {
     pub evaluation: Option<EvaluationRecord>,
     pub checkpoint: Option<String>,
     pub result: Option<ResultRecord>,
-    /// Of a dataset that is followed.
+    /// The passes of a dataset that is followed.
     pub stream: Stream,
 }
 

@@ -23,7 +23,7 @@ impl Lanes {
         Self { owners: vec![None; count as usize], number }
     }
 
-    /// Returns the number of the current assignment.
+    /// Returns the number of the current assignment, which rises whenever an owner changes.
     pub fn number(&self) -> u64 {
         self.number
     }
@@ -34,8 +34,8 @@ impl Lanes {
         owned.map(|(lane, _)| Lane(lane as u32)).collect()
     }
 
-    /// Assigns all lanes anew, adjacent lanes to the same trainer: that trainer adds them up and sends one
-    /// sum. Called when the pass changes: lanes have no data then that another trainer would have to load
+    /// Assigns all lanes anew, adjacent lanes to the same trainer: that trainer adds them up and sends one sum. The
+    /// caller calls this when the pass changes, because lanes then have no data that another trainer would have to load
     /// again. (A new master learns the pass in the middle of one, once.)
     pub fn assign(&mut self, live: &BTreeSet<TrainerId>) {
         let trainers: Vec<TrainerId> = live.iter().copied().collect();

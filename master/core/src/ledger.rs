@@ -80,7 +80,6 @@ pub enum Report {
 }
 
 impl Report {
-    /// Returns the reported task.
     pub fn task(&self) -> TaskId {
         match self {
             Self::Finished { task, .. }
@@ -89,7 +88,6 @@ impl Report {
         }
     }
 
-    /// Returns the reported attempt.
     pub fn attempt(&self) -> Attempt {
         match self {
             Self::Finished { attempt, .. }
@@ -226,7 +224,7 @@ pub(crate) struct Pending {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Orders {
     pub pass: Pass,
-    /// `None` of a pass of a stream that has no files yet.
+    /// The tasks in order; `None` for a pass of a stream that has no files yet.
     pub tasks: Option<Arc<[TaskId]>>,
 }
 
@@ -235,17 +233,16 @@ pub(crate) struct Orders {
 pub enum TaskOrder {
     /// A function of the pass; the same for all copies of a job's state.
     Fixed(Arc<dyn Fn(Pass) -> Vec<TaskId> + Send + Sync>),
-    /// Of a stream: the seed, and the number of tasks of each pass so far.
+    /// The order in a stream, given by the seed and the number of tasks of each pass so far.
     Stream { seed: u64, tasks: Arc<BTreeMap<Pass, u32>> },
 }
 
 impl TaskOrder {
-    /// Wraps the function.
     pub fn new(order_of: impl Fn(Pass) -> Vec<TaskId> + Send + Sync + 'static) -> Self {
         Self::Fixed(Arc::new(order_of))
     }
 
-    /// The order in a stream that has no passes yet.
+    /// Returns the order in a stream that has no passes yet.
     pub fn of_stream(seed: u64) -> Self {
         Self::Stream { seed, tasks: Arc::default() }
     }
@@ -295,7 +292,7 @@ impl Ledger {
         }
     }
 
-    /// Adds a pass of a stream, with tasks; removes it without.
+    /// Sets the number of tasks in a pass of a stream, or removes the pass if `tasks` is `None`.
     pub fn set_pass(&mut self, pass: Pass, tasks: Option<u32>) {
         let TaskOrder::Stream { tasks: known, .. } = &mut self.order else { return };
         match tasks {
@@ -307,7 +304,7 @@ impl Ledger {
         }
     }
 
-    /// The order of the tasks in the current pass; none if it is not known yet.
+    /// Returns the tasks of the current pass in order; none if the order is not known yet.
     fn tasks(&self) -> &[TaskId] {
         self.orders.tasks.as_deref().unwrap_or_default()
     }
@@ -317,8 +314,8 @@ impl Ledger {
         self.head
     }
 
-    /// Returns the reply that the same request got before. A repeated request gets it again as long as the
-    /// trainer holds the task of that reply.
+    /// Returns the reply that an earlier copy of the request got. A repeated request gets that reply again as long as
+    /// the trainer holds the task of it.
     pub(crate) fn given_before(&self, request: &Request, limits: &Limits) -> Option<TaskReply> {
         let mut given = self.pending.of(request.trainer);
         if let Some((task, held)) = given.find(|(_, held)| held.request == request.id) {
@@ -338,7 +335,7 @@ impl Ledger {
         if limits.passes <= self.head.pass.0 { Next::AllDone } else { Next::NotYet }
     }
 
-    /// Returns the facts of a report, or none if its attempt is over.
+    /// Returns the facts of a report, or none if its attempt has ended.
     pub fn report(&self, trainer: TrainerId, report: &Report, limits: &Limits) -> Vec<QueueFact> {
         let (task, attempt) = (report.task(), report.attempt());
         let Some(held) = self.pending.get(task) else { return Vec::new() };
@@ -385,8 +382,8 @@ impl Ledger {
         vec![QueueFact::GivenUp { task, record: given_up }, QueueFact::Task { round, task, record }]
     }
 
-    /// Begins the next pass once no task is waiting or pending, however the last task ended. A pass in
-    /// which every task was given up stays as it is: the job has failed.
+    /// Returns the fact that begins the next pass once no task is waiting or pending, however the last task ended. A
+    /// pass in which every task was given up stays as it is: the job has failed.
     pub fn close_pass_if_drained(&self, limits: &Limits) -> Option<QueueFact> {
         let is_drained = self.retry.is_empty()
             && self.pending.len() == 0
@@ -454,7 +451,7 @@ impl Ledger {
         Some((*next.0, next.1.failures.clone()))
     }
 
-    /// Returns the first of the `late` attempts that is no backup, if `trainer` has no task.
+    /// Returns the first of the `late` attempts that is not a backup, if `trainer` has no task.
     fn next_late(
         &self,
         trainer: TrainerId,
@@ -468,8 +465,8 @@ impl Ledger {
         })
     }
 
-    /// Whether every task of the pass was given up, so that the job has failed. A stream goes on: one bad file may
-    /// be a whole pass.
+    /// Returns whether every task of the pass was given up, so that the job has failed. Returns false for a stream,
+    /// which goes on: one bad file may be a whole pass.
     fn all_discarded(&self) -> bool {
         match self.order {
             TaskOrder::Fixed(_) => self.discarded.len() == self.tasks().len(),
@@ -504,12 +501,10 @@ impl Ledger {
         given.filter(|(_, it)| !held.contains(it) && reported != Some(*it)).collect()
     }
 
-    /// Returns the attempts that a trainer holds.
     pub fn held_by(&self, trainer: TrainerId) -> impl Iterator<Item = (TaskId, Attempt)> + '_ {
         self.pending.of(trainer).map(|(task, pending)| (task, pending.attempt))
     }
 
-    /// Returns all pending attempts.
     pub fn pending(&self) -> impl Iterator<Item = (TaskId, Attempt, TrainerId)> + '_ {
         self.pending.iter().map(|(task, held)| (task, held.attempt, held.trainer))
     }

@@ -35,7 +35,7 @@ pub enum Change {
 }
 
 impl Staleness {
-    /// Sets the active trainers, which are those that hold a task. Returns whether one became inactive.
+    /// Sets the active trainers, which are the trainers that hold a task. Returns whether one became inactive.
     pub fn set_active(&mut self, active: &BTreeSet<TrainerId>) -> Change {
         let before = self.counts.len();
         self.counts.retain(|trainer, _| active.contains(trainer));

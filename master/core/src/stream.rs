@@ -24,7 +24,7 @@ const FORGOTTEN_TOGETHER: u32 = 32;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stream {
     pub record: StreamRecord,
-    /// Those from `record.first` to `record.next`.
+    /// The passes from `record.first` up to, but not including, `record.next`.
     passes: Arc<BTreeMap<Pass, Arc<StreamPassRecord>>>,
 }
 
@@ -46,17 +46,18 @@ impl Stream {
         }
     }
 
-    /// The passes that are known, ascending.
+    /// Returns the known passes: those that were added and not forgotten.
     pub fn passes(&self) -> &BTreeMap<Pass, Arc<StreamPassRecord>> {
         &self.passes
     }
 
-    /// Returns a pass that is known.
+    /// Returns a pass, or `None` if it was not added yet or was forgotten.
     pub fn pass(&self, pass: Pass) -> Option<&StreamPassRecord> {
         self.passes.get(&pass).map(|it| &**it)
     }
 
-    /// Records of all passes before `pass`.
+    /// Returns the number of records in all passes before `pass`. For a pass that is not known, these are the records
+    /// of all passes.
     pub fn records_before(&self, pass: Pass) -> u64 {
         self.pass(pass).map_or(self.record.records, |it| it.records_before)
     }
@@ -116,7 +117,7 @@ pub struct Watched {
 }
 
 impl Watched {
-    /// Nothing is listed yet; `taken` names the files of all passes.
+    /// Creates the state before the first listing. `taken` holds the URLs of the files of all passes.
     pub fn new(taken: BTreeSet<String>) -> Self {
         Self { taken, ..Self::default() }
     }
@@ -141,7 +142,7 @@ impl Watched {
         self.waiting.iter().filter(|(_, since)| is_complete(since)).map(|it| it.0.clone()).collect()
     }
 
-    /// The files that are not taken, whether they are complete or not.
+    /// Returns the files that are in no pass yet, whether they are complete or not.
     pub fn waiting(&self) -> impl ExactSizeIterator<Item = &StreamFile> {
         self.waiting.keys()
     }
@@ -160,17 +161,17 @@ impl Watched {
         self.left_out.insert(file.clone(), reason);
     }
 
-    /// The files that cannot be used, with the reason.
+    /// Returns the files that cannot be used, each with the reason.
     pub fn left_out(&self) -> &BTreeMap<StreamFile, String> {
         &self.left_out
     }
 
-    /// The files of all passes.
+    /// Returns the URLs of the files of all passes.
     pub fn taken(&self) -> &BTreeSet<String> {
         &self.taken
     }
 
-    /// Removes the names of files that no listing showed for long.
+    /// Removes the URLs for which `is_gone` is true: those of files that no listing has shown for a long time.
     pub fn forget(&mut self, is_gone: impl Fn(&str) -> bool) {
         self.taken.retain(|url| !is_gone(url));
     }
@@ -178,8 +179,9 @@ impl Watched {
 
 /// Returns how many of the complete files become the next pass, `present` being the one that is trained on.
 ///
-/// In synchronous mode one: the result depends on the sequence of files, not on when they are found. In asynchronous
-/// mode all, as late as possible, because a pass ends only when all its tasks are done.
+/// In synchronous mode this is one file, so that the result depends on the sequence of files and not on when they are
+/// found. In asynchronous mode these are all files, as late as possible, because a pass ends only when all its tasks
+/// are done.
 pub fn files_of_next(mode: Mode, complete: usize, next: Pass, present: Pass) -> usize {
     match mode {
         Mode::Sync if next.0 < present.0.saturating_add(AHEAD_MAX) => complete.min(1),

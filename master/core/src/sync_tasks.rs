@@ -116,7 +116,6 @@ impl SyncTasks {
         failing.collect()
     }
 
-    /// Returns the tasks given up in `pass`.
     pub fn given_up_in(&self, pass: Pass) -> Arc<BTreeSet<TaskId>> {
         match self.recent_from {
             Some(from) if from <= pass => self.recent.get(&pass).cloned().unwrap_or_default(),
@@ -130,7 +129,6 @@ impl SyncTasks {
         &self.recent
     }
 
-    /// Returns all given-up tasks.
     pub fn given_up(&self) -> &GivenUp {
         &self.given_up
     }
@@ -173,7 +171,7 @@ mod tests {
 
     use super::*;
 
-    /// Three failures are tolerated.
+    /// Returns limits under which a task may fail three times.
     fn limits(trainers: u32) -> Limits {
         Limits { passes: 2, failures_max: 3, trainers, deadline_ms: 1 }
     }

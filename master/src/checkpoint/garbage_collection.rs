@@ -88,7 +88,7 @@ pub(crate) async fn delete(store: &Location, objects: Vec<String>) -> Result<(),
     Ok(outcome?)
 }
 
-/// The names of all objects of some checkpoints.
+/// Returns the names of all objects of some checkpoints.
 fn objects(manifests: &[Manifest]) -> BTreeSet<String> {
     let shards = manifests.iter().flat_map(|it| &it.record.shards);
     shards.flat_map(ShardRecord::objects).collect()

@@ -91,9 +91,8 @@ pub(crate) async fn slots(
 }
 
 /// Requests the shards of all slots. If one slot fails, the objects of the others are deleted, but for those of the
-/// `newest` checkpoint. `wait`
-/// bounds the time to reach the version; the upload that follows is bounded by the store's limit for its
-/// size. A pserver that dies during the upload loses its slot, which ends the generation and the request.
+/// `newest` checkpoint. `wait` bounds the time to reach the version; the upload that follows is bounded by the store's
+/// limit for its size. A pserver that dies during the upload loses its slot, which ends the generation and the request.
 pub(crate) async fn shards(
     store: &Location,
     slots: Vec<SlotHolder>,
@@ -270,7 +269,6 @@ pub(crate) fn assemble(
     })
 }
 
-/// Returns the position of a shard.
 fn position(reply: &SnapshotReply) -> Position {
     reply.position.unwrap_or_default().into()
 }

@@ -24,13 +24,13 @@ impl Failed {
         self.nodes.insert(node);
     }
 
-    /// Returns another node than this one, a worker of which has failed in the last round.
+    /// Returns a node other than `node` on which a worker has failed in the last round.
     pub fn beside(&self, node: NodeId, last: Round) -> Option<NodeId> {
         let nodes = (self.round == last).then_some(&self.nodes)?;
         nodes.iter().find(|failed| **failed != node).copied()
     }
 
-    /// Returns the number of nodes, workers of which have failed in the last round.
+    /// Returns the number of nodes on which a worker has failed in the last round.
     pub fn count(&self, last: Round) -> usize {
         if self.round == last { self.nodes.len() } else { 0 }
     }

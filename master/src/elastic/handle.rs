@@ -111,7 +111,7 @@ pub struct Change {
 /// The state of a barrier for one of its members.
 #[derive(Clone, Debug)]
 pub enum Passage {
-    /// With the data of each member.
+    /// The barrier was released, with the data of each member.
     Released(Arc<BTreeMap<NodeId, Arc<[u8]>>>),
     Ended {
         reason: String,

@@ -70,7 +70,7 @@ pub(crate) struct ElasticLoop {
     job: String,
     settings: Settings,
     committer: Committer,
-    /// What is committed.
+    /// The committed state.
     state: Rendezvous,
     timers: Timers,
     timings: Timings,

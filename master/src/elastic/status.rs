@@ -23,8 +23,8 @@ const EVENTS_MAX: usize = 200;
 /// Maximum number of failures of workers that are kept.
 const EXITS_MAX: usize = 8;
 
-/// Restarts that nodes have reported which are gone, unless there were none. Of the nodes of long ago only the sum
-/// is kept, so one that comes back counts twice.
+/// The restarts that nodes had reported before they were gone; nodes without restarts are left out. Of nodes that went
+/// long ago, only the sum is kept, so one that comes back counts twice.
 #[derive(Debug, Default)]
 pub(super) struct RestartsOfGone {
     nodes: BTreeMap<NodeId, u32>,
@@ -122,7 +122,7 @@ fn push(events: &mut VecDeque<TimelineEvent>, events_max: usize, what: String) {
     events.push_back(TimelineEvent { unix_ms: unix_ms(), what });
 }
 
-/// Returns what the state says.
+/// Returns the status as far as the state determines it, without what agents registered or reported.
 pub(super) fn of(
     job: &str,
     settings: &Settings,
@@ -203,7 +203,7 @@ impl ElasticLoop {
         self.members_since = since.collect();
     }
 
-    /// Forgets what a node reported that is gone, but the number of its restarts.
+    /// Forgets the last report of a node that is gone, except for the number of its restarts.
     pub(super) fn forget_report(&mut self, node: NodeId) {
         let restarts = self.reports.remove(&node).map(|report| report.restarts);
         if let Some(restarts) = restarts.filter(|restarts| 0 < *restarts) {

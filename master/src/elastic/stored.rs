@@ -57,7 +57,7 @@ pub async fn stored_elastic_status(
     Ok(Some(status))
 }
 
-/// Reads the state: the same facts that were committed.
+/// Reads the records of a job, and applies them as the facts that were committed.
 ///
 /// # Errors
 /// If etcd does not answer, or a value cannot be parsed.

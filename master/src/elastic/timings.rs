@@ -14,7 +14,7 @@ pub struct RoundTimes {
     pub round: Round,
     /// From the end of the round before, or from the first node, until the round was formed.
     pub rendezvous: Millis,
-    /// From then until a member was lost or asked for another round.
+    /// From the formation of the round until a member was lost or asked for another round.
     pub running: Millis,
 }
 
@@ -36,7 +36,7 @@ struct Current {
 }
 
 impl Timings {
-    /// Follows the state after each change.
+    /// Updates the times of the rounds. The caller calls this after each change of the state.
     pub fn follow(&mut self, state: &Rendezvous, now: Millis) {
         let running = state.is_intact().then(|| state.number());
         if let Some(ended) = self.current.take_if(|it| Some(it.round) != running) {

@@ -48,7 +48,6 @@ impl Batch {
         answer
     }
 
-    /// Proposes a fact.
     pub fn add(&mut self, fact: Fact) {
         self.decide(|draft| draft.add(fact));
     }

@@ -67,7 +67,6 @@ impl Proposal {
         self.ops.insert(op.key().to_owned(), op);
     }
 
-    /// Adds the changes of a fact.
     pub fn add_fact(&mut self, keys: &Keys, fact: &Fact) {
         match fact {
             Fact::Queue(fact) => self.add(queue_op(keys, fact)),
@@ -160,12 +159,10 @@ impl Proposal {
         BTreeMap::into_values(split).collect()
     }
 
-    /// Returns the number of changed keys.
     pub fn len(&self) -> usize {
         self.ops.len()
     }
 
-    /// Returns whether there are no changes.
     pub fn is_empty(&self) -> bool {
         self.ops.is_empty()
     }
@@ -184,7 +181,7 @@ fn queue_op(keys: &Keys, fact: &QueueFact) -> Op {
     }
 }
 
-/// Returns the put of a key, or its deletion if there is no value.
+/// Returns the put of a key, or the deletion of the key if `put` returns `None`.
 fn or_delete(key: String, put: impl FnOnce(&str) -> Option<Op>) -> Op {
     put(&key).unwrap_or_else(|| Op::delete(&key))
 }

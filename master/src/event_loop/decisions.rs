@@ -149,8 +149,8 @@ impl EventLoop {
         Ok(())
     }
 
-    /// Trusts the report of the process that failed to load a checkpoint, since it compared the hash.
-    /// Ignores checkpoints other than the one that the present generation begins from.
+    /// Requests a rollback after the report that the checkpoint from which the present generation began is damaged. The
+    /// report is trusted, since its sender compared the hash. Reports on other checkpoints are ignored.
     fn note_damage(
         &self,
         batch: &mut Batch,

@@ -19,7 +19,8 @@ use crate::event_loop::{CHANGES_OF_ONE, EventLoop};
 /// Manifests invalidated in one transaction.
 const INVALIDATED_AT_ONCE: usize = 32;
 
-/// The same in the transaction that begins a generation after a requested rollback, as manifests may be large.
+/// Manifests invalidated in the transaction that begins a generation after a requested rollback; fewer, as manifests
+/// may be large.
 const INVALIDATED_WITH_GENERATION: usize = 8;
 
 /// Where a generation begins.
@@ -27,7 +28,7 @@ const INVALIDATED_WITH_GENERATION: usize = 8;
 pub(crate) enum Start<'a> {
     /// From the latest checkpoint; a surviving slot may keep its memory.
     Latest,
-    /// The same, after the checkpoint of the present generation could not be loaded.
+    /// From the latest checkpoint, after the checkpoint of the present generation could not be loaded.
     AfterDamage,
     /// From the checkpoint that a user chose; in the same transaction, manifests change.
     Chosen { id: &'a str, manifests: &'a [Fact] },
@@ -195,9 +196,9 @@ impl EventLoop {
         Ok(())
     }
 
-    /// Rolls the queues back. Changes that do not fit into the last transaction are written before it, those
-    /// first that have no effect without it: task keys of a round that the head does not name yet, then
-    /// replies to trainers of the generation that ends.
+    /// Rolls the queues back. Changes that do not fit into the last transaction are written before it. The first of
+    /// them are those that have no effect without the last transaction: task keys of a round that the head does not
+    /// name yet, then replies to trainers of the generation that ends.
     async fn rewind(&mut self, batch: &mut Batch, to: &QueueSnapshot) -> Result<(), CoordError> {
         let facts = batch.state().ledger.rewind(to);
         let keys = &self.committer.keys;

@@ -96,7 +96,6 @@ impl LiveState {
         of_pass.map(|((_, task), reason)| (*task, reason.as_str()))
     }
 
-    /// Records a finished task.
     pub fn note_done(&mut self, done: TaskDone) {
         self.finished.records += done.records;
         self.finished.loss = Some(done.loss_sum / done.records.max(1) as f64);
@@ -151,8 +150,8 @@ impl LiveState {
         }
     }
 
-    /// Moves the lane of a task that failed to another trainer, among those that lanes were last assigned to:
-    /// the loss of any other one would not be noticed.
+    /// Moves the lane of a task that failed to another trainer, among the trainers to which lanes were last assigned:
+    /// the loss of any other trainer would not be noticed.
     pub fn move_lane(&mut self, failure: &Failure) -> GivenUp {
         match self.lanes.move_to_next(failure.lane, failure.trainer, &self.known_trainers) {
             true => GivenUp::Elsewhere,
@@ -172,8 +171,8 @@ impl LiveState {
         self.assigned_for = Some((pass, live.clone()));
     }
 
-    /// Records which trainers live. Called before the lanes of lost trainers are reassigned. Returns whether
-    /// trainers were lost.
+    /// Records which trainers live, and returns whether trainers were lost. The caller calls this before it reassigns
+    /// the lanes of lost trainers.
     pub fn note_trainers(&mut self, live: &Arc<BTreeSet<TrainerId>>) -> bool {
         if Arc::ptr_eq(&self.known_trainers, live) {
             return false;
@@ -203,7 +202,7 @@ impl LiveState {
     }
 }
 
-/// Whether two sets are equal; takes no time for the same set.
+/// Returns whether two sets are equal, in constant time if they are the same object.
 fn is_same(one: &Arc<BTreeSet<TrainerId>>, other: &Arc<BTreeSet<TrainerId>>) -> bool {
     Arc::ptr_eq(one, other) || one == other
 }

@@ -237,7 +237,6 @@ impl EventLoop {
         self.commit(batch).await
     }
 
-    /// Returns an empty batch.
     pub(crate) fn batch(&self) -> Batch {
         Batch::of(&self.committer.keys, &self.state)
     }
@@ -347,12 +346,11 @@ fn changes_of(event: &Event, state: &JobState) -> usize {
     }
 }
 
-/// Returns the trainers that hold a task.
 fn holders(state: &JobState) -> BTreeSet<TrainerId> {
     state.ledger.pending().map(|(_, _, trainer)| trainer).collect()
 }
 
-/// The number of passes after which training ends, as far as it is known.
+/// Returns the number of passes after which training ends; `u32::MAX` as long as it is not known.
 fn last_pass(spec: &JobSpec, state: &JobState) -> u32 {
     spec.passes.or(state.stream.record.end.map(|end| end.0)).unwrap_or(u32::MAX)
 }

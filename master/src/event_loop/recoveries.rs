@@ -59,7 +59,6 @@ impl Recoveries {
         }
     }
 
-    /// Returns the number of completed recoveries.
     pub fn count(&self) -> u64 {
         self.count
     }

@@ -16,7 +16,7 @@ use tracing::warn;
 
 use crate::job::Job;
 
-/// Reads the state of a job: the same facts that were committed.
+/// Reads the records of a job, and applies them as the facts that were committed.
 ///
 /// # Errors
 /// If etcd does not answer, or a value cannot be parsed.

@@ -31,7 +31,7 @@ impl TimeBreakdowns {
         });
     }
 
-    /// Returns the time breakdown of one live trainer.
+    /// Returns the time breakdown of one live trainer; all zero if it has not reported any.
     pub fn of(&self, trainer: TrainerId) -> TimeBreakdown {
         self.live.get(&trainer).copied().unwrap_or_default()
     }

@@ -115,7 +115,7 @@ fn progress(e: &mut DescriptorEncoder<'_>, status: &JobStatus) -> Result<(), std
     Ok(())
 }
 
-/// The lag of a stream.
+/// Reports the files of a stream, and how far training lags behind them.
 fn stream(e: &mut DescriptorEncoder<'_>, status: &StreamStatus) -> Result<(), std::fmt::Error> {
     let help = "Files of the stream that became tasks";
     counter(e, "steadfast_stream_files", help, status.files)?;

@@ -177,7 +177,7 @@ fn slots(status: &JobStatus) -> Markup {
     }
 }
 
-/// The rows of embedding tables.
+/// Renders a table of the memory and the disk space that the rows of embedding tables take in each slot.
 fn tables(slots: &[SlotTables]) -> Markup {
     let percent = |share: f64| format!("{:.1} %", 100.0 * share);
     let mib = |bytes: u64| format!("{:.1}", bytes as f64 / f64::from(1 << 20));

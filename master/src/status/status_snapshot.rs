@@ -68,7 +68,7 @@ pub struct StatusSnapshot {
     pub saving_stage: Option<Stage>,
     /// Descriptions of the lanes whose trainers were lost one after another.
     pub lane_suspects: Vec<String>,
-    /// Of a dataset that is followed.
+    /// The passes of the stream, if the dataset is followed.
     pub stream: Option<StreamSnapshot>,
     /// The planner's warnings about the dataset.
     pub warnings: Vec<String>,
@@ -209,7 +209,7 @@ impl StatusSnapshot {
     }
 }
 
-/// Warnings about the plan, about the trainers that share its tasks, and about the code of the model.
+/// Returns the warnings about the plan, about the trainers that share its tasks, and about the code of the model.
 fn warnings(event_loop: &EventLoop) -> Vec<String> {
     let of_trainers = plan_warnings::of_trainers(&event_loop.job, event_loop.live.trainers_most);
     // A value that cannot be read is an error for the trainers, which write it.

@@ -87,8 +87,8 @@ pub(crate) struct TermName {
 }
 
 impl TermName {
-    /// Readers process files in the order of their names. The epoch orders terms that began in the same
-    /// second.
+    /// Returns the name of the event file of a term that begins at the Unix time `now`, in milliseconds. Readers
+    /// process files in the order of their names; the epoch orders terms that began in the same second.
     fn file_name(self, now: u64) -> String {
         let Self { epoch, master } = self;
         format!("events.out.tfevents.{:010}.{epoch:019}.{master}", now / 1000)

@@ -41,7 +41,7 @@ pub enum Outcome<'a> {
     Released(&'a Entries),
     /// All members have entered this phase and the next one; the data are deleted.
     Passed,
-    /// It will not be released.
+    /// The barrier will not be released.
     Ended(EndedBy),
     /// `entered` of `members` nodes have entered.
     Waiting { entered: usize, members: usize },

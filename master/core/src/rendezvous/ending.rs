@@ -17,7 +17,7 @@ use super::state::{Entries, Fact, Rendezvous, Standing};
 use super::{Caller, Names, Refusal, Settings, VALUE_BYTES_MAX};
 
 impl Rendezvous {
-    /// Ends the job on request. Only such a success has a reason.
+    /// Ends the job on request of a node. A success has a reason in the result only if it was requested.
     pub fn shut_down(&self, outcome: JobOutcome, reason: &str) -> Vec<Fact> {
         match self.result() {
             Some(_) => Vec::new(),
@@ -64,7 +64,7 @@ impl Rendezvous {
         self.entries(EXIT_TAG, Phase(0))
     }
 
-    /// Notes that all workers of a member have succeeded, whatever became of the other members.
+    /// Notes that all workers of a member have succeeded, whether or not the other members are still there.
     pub(super) fn succeed(&self, caller: Caller, round: Round) -> Result<Vec<Fact>, Refusal> {
         let node = caller.node;
         if self.standing_of(caller)? != Standing::InPlace || self.number() != round {
@@ -118,7 +118,6 @@ impl Rendezvous {
         })
     }
 
-    /// Returns the shared state.
     pub fn shared(&self) -> Option<&Arc<SharedRecord>> {
         self.shared.as_ref()
     }

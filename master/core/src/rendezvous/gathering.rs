@@ -30,7 +30,7 @@ struct Stage {
 }
 
 impl Timers {
-    /// Follows the state. Called after each commit.
+    /// Records since when nodes wait. The caller calls this after each commit.
     pub fn follow(&mut self, now: Millis, state: &Rendezvous, settings: &Settings) {
         let waiting = state.index.waiting.len();
         let stage = (0 < waiting).then(|| Stage {
@@ -75,8 +75,8 @@ pub(super) enum Outlook {
 }
 
 impl Rendezvous {
-    /// Returns the facts for which the time has come: a round is formed, awaited nodes are late, or the job is
-    /// over. Called after each commit, and at the [`Rendezvous::deadline`], until it returns none.
+    /// Returns the facts for which the time has come: a round is formed, awaited nodes are late, or the job has ended.
+    /// The caller calls this after each commit, and at the [`Rendezvous::deadline`], until it returns none.
     pub fn due(&self, settings: &Settings, timers: &Timers, now: Millis) -> Vec<Fact> {
         if self.result().is_some() {
             return Vec::new();

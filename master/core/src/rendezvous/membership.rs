@@ -218,7 +218,7 @@ impl Rendezvous {
         self.unfinished(&self.index.gone)
     }
 
-    /// Returns those of some members that have not succeeded.
+    /// Returns the nodes among `members` that have not succeeded.
     pub(super) fn unfinished(&self, members: &BTreeSet<NodeId>) -> Names {
         if !self.is_closing() {
             return Names::of(self, members);

@@ -91,7 +91,7 @@ pub(super) struct Tag {
 /// The members that entered one phase of a tag, with their data.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Entries {
-    /// Shared with the answers to all members, which would each be a copy otherwise.
+    /// The data by node. They are shared with the answers to all members, so that no answer holds a copy.
     data: Arc<BTreeMap<NodeId, Arc<[u8]>>>,
     bytes: usize,
 }
@@ -102,7 +102,7 @@ impl Entries {
         &self.data
     }
 
-    /// Returns the size of all data.
+    /// Returns the total size of the data of all members.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
