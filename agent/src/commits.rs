@@ -24,6 +24,8 @@ pub(crate) struct Commit {
 }
 
 impl Commits {
+    /// Allocates both buffers.
+    ///
     /// # Errors
     /// If the system refuses the memory.
     pub fn new() -> Result<Self, Failure> {

@@ -41,9 +41,9 @@ impl Add for Past {
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     pub record: RoundRecord,
-    /// Of each member, by rank.
+    /// The ports of each member, by rank.
     pub ports: Vec<NodePorts>,
-    /// Of all members.
+    /// How earlier rounds ended for all members.
     pub past: Past,
     /// The rank of this node.
     pub rank: usize,

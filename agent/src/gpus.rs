@@ -20,7 +20,7 @@ pub(crate) fn count() -> u32 {
     visible(Machine::own(), |name| std::env::var(name).ok())
 }
 
-/// Returns how many of the GPUs the variables leave.
+/// Returns how many of the machine's GPUs the environment variables leave visible.
 fn visible(machine: Machine, variable: impl Fn(&str) -> Option<String>) -> u32 {
     let cuda = variable("CUDA_VISIBLE_DEVICES");
     if 0 < machine.nvidia {
@@ -37,8 +37,8 @@ fn visible(machine: Machine, variable: impl Fn(&str) -> Option<String>) -> u32 {
     variable("HIP_VISIBLE_DEVICES").or(cuda).map_or(left, |list| listed(&list, left))
 }
 
-/// Returns how many of so many devices a list names, by index or by id. It ends at the first entry that names none, and
-/// an index that occurs twice makes it invalid as a whole.
+/// Returns how many of `devices` devices a list names, by index or by id. The list ends at the first entry that names
+/// no device, and an index that occurs twice makes it invalid as a whole.
 fn listed(list: &str, devices: u32) -> u32 {
     let mut seen = Vec::new();
     for entry in list.split(',').map(str::trim) {

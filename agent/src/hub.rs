@@ -150,7 +150,7 @@ impl Hub {
         self.note(&Change { nodes: -1, lost, revision, failed });
     }
 
-    /// Forgets what a worker said that has ended.
+    /// Forgets what a worker has said. It is called when the worker has ended.
     pub fn forget(&self, local_rank: u32) {
         self.change(|state| {
             state.connected.remove(&local_rank);
@@ -164,14 +164,14 @@ impl Hub {
         self.shared.lock().connected.contains(&local_rank)
     }
 
-    /// Returns the workers that are ready to leave `round`.
+    /// Returns the local ranks of the workers that are ready to leave `round`.
     pub fn ready(&self, round: Round) -> BTreeSet<u32> {
         let state = self.shared.lock();
         let ready = state.ready.iter().filter(|(_, after)| **after == round.0);
         ready.map(|(local_rank, _)| *local_rank).collect()
     }
 
-    /// Waits until a worker has suspected for so long that the round is over.
+    /// Waits until the oldest suspicion of a worker that the round is over has this age.
     pub async fn until_suspected(&self, age: Duration) {
         let mut changes = self.subscribe();
         loop {
@@ -188,7 +188,7 @@ impl Hub {
         }
     }
 
-    /// Answers the workers whose suspicion is at least so old: the round goes on.
+    /// Answers the workers whose suspicion has at least this age that the round goes on.
     pub fn refute_suspicions(&self, age: Duration) {
         let now = Instant::now();
         self.change(|state| {
@@ -240,7 +240,7 @@ impl Shared {
         self.changed.send_modify(|changes| *changes += 1);
     }
 
-    /// Answers as soon as there is an answer, or after `wait_ms` what `late` says.
+    /// Returns the first value that `answer` finds in the state, or the value of `late` after `wait_ms`.
     async fn until<T>(
         &self,
         wait_ms: u32,

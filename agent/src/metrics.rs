@@ -87,7 +87,6 @@ impl Counts {
         }
     }
 
-    /// Returns the status of the agent.
     pub fn status(&self) -> Value {
         json!({
             "round": self.round.load(Ordering::Relaxed),

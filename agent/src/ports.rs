@@ -17,9 +17,9 @@ const TRIES: usize = 1000;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct NodePorts {
     pub host: String,
-    /// One for each worker.
+    /// The port of each worker.
     pub workers: Vec<u16>,
-    /// For `MASTER_PORT`, if this is the first node.
+    /// The port for `MASTER_PORT`, if this is the first node.
     pub master: u16,
 }
 

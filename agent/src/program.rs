@@ -20,7 +20,7 @@ const FIRST_LINE_BYTES: u64 = 256;
 /// The first bytes of a program that is not a script.
 const ELF: &[u8] = b"\x7fELF";
 
-/// Where the kind of processor is in such a program.
+/// Position of the kind of processor in an ELF file.
 const ELF_MACHINE: std::ops::Range<usize> = 18..20;
 
 /// A program and its arguments.

@@ -43,13 +43,13 @@ const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 /// How a round ended for the workers of this node.
 #[derive(Debug)]
 enum RoundEnd {
-    /// All of them have succeeded.
+    /// All workers have succeeded.
     Succeeded,
-    /// They stay for the next round: all that run have left this one.
+    /// The workers stay for the next round: all that run have left this one.
     Stay,
-    /// They are stopped, and started again in the next round.
+    /// The workers are stopped, and started again in the next round.
     Restart,
-    /// One failed, and no restart is left.
+    /// A worker failed, and no restart is left.
     Exhausted,
     JobEnded,
     Refused(Failure),
@@ -60,7 +60,7 @@ enum RoundEnd {
 #[derive(Default)]
 struct Workers {
     set: WorkerSet,
-    /// Those that run, by local rank.
+    /// The workers that run, by local rank.
     running: BTreeSet<usize>,
     has_succeeded: bool,
     /// The registration was lost in this round.

@@ -103,7 +103,7 @@ pub(crate) struct Agent<'a> {
     fixed: Fixed,
     pub host: String,
     pub base: Option<u16>,
-    /// For the output of the workers of this agent, and of no other.
+    /// The directory for the output of this agent's workers, and of no other's.
     logs: Option<PathBuf>,
     pub supervisor: Supervisor,
     pub counts: Arc<Counts>,
@@ -217,8 +217,8 @@ impl<'a> Agent<'a> {
         specs.collect()
     }
 
-    /// Settings that most programs want, unless the user has set them: one thread for each of several workers, as
-    /// torchrun sets it, output that appears when it is printed, and the chosen network interface.
+    /// Returns settings that most programs want, without those that the user has set: one thread for each of several
+    /// workers, as torchrun sets it, output that appears when it is printed, and the chosen network interface.
     fn defaults(&self, slots: u32) -> Vec<(String, String)> {
         let threads = (1 < slots).then_some(("OMP_NUM_THREADS", "1"));
         let nic = self.args.nic.iter().flat_map(|nic| interface::VARIABLES.map(|it| (it, &**nic)));
@@ -227,7 +227,8 @@ impl<'a> Agent<'a> {
         unset.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
     }
 
-    /// Returns where workers read from: the only one of an agent can be debugged. A launcher needs the input itself.
+    /// Returns what workers read as standard input. The only worker of an agent inherits the agent's, so that it can be
+    /// debugged; an agent that a launcher has started needs the input itself.
     fn input(&self) -> Input {
         match (self.args.nproc_per_node, &self.args.launched_on) {
             (1, None) => Input::Inherit,
@@ -309,7 +310,7 @@ pub(crate) async fn join(
     Ok((Place { record: joined.record, ports, past, rank: joined.rank }, joined.prepared))
 }
 
-/// Returns the last lines of a worker that were not printed.
+/// Returns the last lines of a worker's output, unless the output was printed.
 pub(crate) fn unseen<'e>(args: &RunArgs, local_rank: usize, exit: &'e Exit) -> &'e [String] {
     match targets(args, local_rank as u32).1.is_printed() {
         true => &[],
@@ -333,7 +334,7 @@ fn workers_max(args: &RunArgs) -> Option<u32> {
     }
 }
 
-/// Returns the signal that asks the workers to end. Ctrl-C is no error of the program.
+/// Returns the signal that asks the workers to end. Ctrl-C does not count as an error of the program.
 pub(crate) fn end_signal(shutdown: &Shutdown) -> Signal {
     match shutdown.signal() {
         Some(signal @ (Signal::SIGHUP | Signal::SIGQUIT)) => signal,

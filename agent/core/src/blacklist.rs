@@ -49,7 +49,6 @@ pub struct BlacklistedHost {
 }
 
 impl Launcher {
-    /// Returns the hosts on the blacklist.
     pub fn blacklist(&self, timers: &Timers, now: Millis) -> Vec<BlacklistedHost> {
         let entry = |(host, record): (&HostName, &HostRecord)| {
             let since = timers.of(host).map_or(now, |(_, since)| since);
@@ -60,7 +59,7 @@ impl Launcher {
         self.hosts.iter().filter_map(entry).collect()
     }
 
-    /// Takes hosts off the blacklist, and forgets failures that are long ago.
+    /// Takes hosts whose cool-down has ended off the blacklist, and forgets failures that are long ago.
     pub(crate) fn waits_over(&self, context: Context) -> Vec<Fact> {
         let mut surplus = self.hosts.len().saturating_sub(KNOWN_MAX);
         let mut facts = Vec::new();

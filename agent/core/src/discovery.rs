@@ -30,7 +30,6 @@ impl Update {
         self as u8
     }
 
-    /// Compares two lists of hosts.
     pub fn between(before: &[Host], after: &[Host]) -> Self {
         let (before, after) = (slots_by_name(before), slots_by_name(after));
         let lost = |(host, slots): (_, &u32)| after.get(host).is_none_or(|now| now < slots);
@@ -88,8 +87,8 @@ impl PollError {
 /// The hosts that were found last.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Discovery {
-    /// The oldest first. `None` before the first success: that no host is known does not mean that
-    /// there is none, so no agent is stopped for it.
+    /// The hosts that were found last, the oldest first. `None` before the first success: that no host is known does
+    /// not mean that there is none, so no agent is stopped for it.
     hosts: Option<Vec<Host>>,
     last_success: Option<Millis>,
     timeout_ms: u64,
@@ -107,7 +106,7 @@ impl Discovery {
         Self { hosts: None, last_success: Some(now), timeout_ms }
     }
 
-    /// Returns the hosts that were found last.
+    /// Returns the hosts that were found last, or `None` before the first successful poll.
     pub fn hosts(&self) -> Option<&[Host]> {
         self.hosts.as_deref()
     }

@@ -16,7 +16,7 @@ use crate::settings::Context;
 pub enum Exit {
     /// Its workers have finished the job.
     Succeeded,
-    /// Anything else, also if it was lost or could not be started.
+    /// It exited in any other way, was lost, or could not be started.
     Failed,
 }
 
@@ -60,7 +60,7 @@ impl Launcher {
         }
     }
 
-    /// Returns the facts for which the time has come. Called after each commit and poll, and at the
+    /// Returns the facts for which the time has come. The caller calls this after each commit and poll, and at the
     /// [`Launcher::deadline`], until it returns none.
     pub fn due(&self, context: Context) -> Vec<Fact> {
         if let Some(outcome) = &self.record.outcome {
@@ -85,7 +85,8 @@ impl Launcher {
         waits.chain(give_up_time(context)).min()
     }
 
-    /// A failure ends the job if no other agent is left and each discovered host has failed.
+    /// Returns the facts after a failure of the agent on `host`. The failure ends the job if no other agent is left and
+    /// each discovered host has failed; otherwise it is a change of the set of agents.
     fn failed(&self, host: &HostName, random: u64, context: Context) -> Vec<Fact> {
         let failures = self.hosts.get(host).map_or(0, |record| record.failures);
         let cooldown_ms = context.settings.cooldown.length_ms(failures, random);

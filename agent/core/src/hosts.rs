@@ -46,7 +46,6 @@ const QUOTED_CHARS_MAX: usize = 64;
 pub struct HostName(String);
 
 impl HostName {
-    /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -80,7 +80,7 @@ pub struct Launcher {
 }
 
 impl Launcher {
-    /// Returns the state that etcd holds.
+    /// Restores the state from its records in etcd. Hosts with an empty record are left out.
     pub fn from_records(
         record: Option<LauncherRecord>,
         hosts: impl IntoIterator<Item = (HostName, HostRecord)>,
@@ -89,7 +89,6 @@ impl Launcher {
         Self { record: record.unwrap_or_default(), hosts: hosts.collect() }
     }
 
-    /// Returns the record of the job.
     pub fn record(&self) -> &LauncherRecord {
         &self.record
     }

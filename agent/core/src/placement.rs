@@ -45,13 +45,14 @@ impl fmt::Display for Shortage {
 
 /// Which hosts should run agents.
 struct Plan<'a> {
-    /// In order. Hosts beyond `max_np` have 0 slots.
+    /// Hosts in the order of placement. Those beyond `max_np` have 0 slots.
     hosts: Vec<(&'a HostName, u32)>,
     slots: u32,
 }
 
 impl Launcher {
-    /// Returns what is missing while there are fewer than `min_np` slots. `None` also if it is not known.
+    /// Returns what is missing while there are fewer than `min_np` slots. Returns `None` if enough are there, or if no
+    /// poll has succeeded yet.
     pub fn shortage(&self, settings: &Settings, discovered: Option<&[Host]>) -> Option<Shortage> {
         let discovered = discovered?;
         let (slots, min_np) = (self.plan(settings, discovered).slots, settings.workers.min_np());
@@ -123,7 +124,8 @@ impl Launcher {
         self.with_reset(facts, context.settings)
     }
 
-    /// Notes that the agents are as the plan asks for. Called when there is nothing to stop and to start.
+    /// Returns the fact that the agents are as the plan asks for, if that is so and not recorded yet. The caller calls
+    /// this when no agent has to be stopped or started.
     pub(crate) fn settles(&self, context: Context) -> Vec<Fact> {
         let is_short = self.shortage(context.settings, context.discovered).is_some();
         let mut phases = self.agents().map(|(_, agent)| agent.phase).peekable();
@@ -132,8 +134,8 @@ impl Launcher {
         Vec::from_iter((is_new && has_agents).then_some(Fact::Settled))
     }
 
-    /// Returns the fact that goes with a change of agents: a reset begins, or the job ends because there may
-    /// be no other. None, while a reset is in progress already.
+    /// Returns the fact that goes with a change of agents: a reset begins, or the job ends because no further reset is
+    /// allowed. Returns `None` while a reset is in progress.
     pub(crate) fn reset(&self, settings: &Settings) -> Option<Fact> {
         let resets = self.record.resets;
         self.record.settled.then(|| match settings.reset_limit.filter(|limit| *limit <= resets) {

@@ -19,12 +19,12 @@ impl WorkerRange {
         (1 <= min_np && min_np <= max_np).then_some(Self { min_np, max_np })
     }
 
-    /// Returns the fewest workers with which agents are started.
+    /// Returns the minimum number of workers with which agents are started.
     pub fn min_np(self) -> u32 {
         self.min_np
     }
 
-    /// Returns the most workers.
+    /// Returns the maximum number of workers; `u32::MAX` if there is no maximum.
     pub fn max_np(self) -> u32 {
         self.max_np
     }
@@ -64,7 +64,7 @@ impl Settings {
 #[derive(Clone, Copy, Debug)]
 pub struct Context<'a> {
     pub settings: &'a Settings,
-    /// [`crate::discovery::Discovery::hosts`].
+    /// The hosts that were found last; see [`crate::discovery::Discovery::hosts`].
     pub discovered: Option<&'a [Host]>,
     pub timers: &'a Timers,
     pub now: Millis,

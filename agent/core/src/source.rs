@@ -10,7 +10,7 @@ const FIXED_MIN: usize = 2;
 /// Where the hosts come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// Always the same.
+    /// A list of hosts that does not change.
     Fixed(Vec<Host>),
     /// A command whose output lists them.
     Script(String),

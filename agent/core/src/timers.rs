@@ -34,7 +34,8 @@ pub(crate) enum Standing {
 }
 
 impl Timers {
-    /// Follows the state. Called after each commit and after each poll.
+    /// Records since when the job and each host are in their present state. The caller calls this after each commit and
+    /// each poll.
     pub fn follow(
         &mut self,
         now: Millis,

@@ -35,7 +35,7 @@ pub(crate) struct Ended {
     pub host: HostName,
     pub launch: u64,
     pub exit: Exit,
-    /// For users; the last line of its stderr, if it has written any.
+    /// The reason for the end, for users; the last line of the agent's stderr, if it has written any.
     pub reason: String,
 }
 
@@ -88,7 +88,7 @@ impl Agents {
         Ok(Self { common, tasks: BTreeMap::new(), registered, tx, ends })
     }
 
-    /// Starts or stops an agent, unless that has been done.
+    /// Starts or stops an agent, unless this was done before.
     pub fn act(&mut self, action: Action) {
         match action {
             Action::Start { host, slots, launch } => {
@@ -122,7 +122,6 @@ impl Agents {
         self.tasks.is_empty()
     }
 
-    /// Stops all agents.
     pub fn stop_all(&self) {
         self.tasks.values().for_each(|task| task.stop.trigger());
     }

@@ -33,7 +33,7 @@ const SLEEP_MIN: Duration = Duration::from_millis(10);
 /// How long etcd may be away when all agents have ended.
 const ALONE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Longest sleep without one.
+/// Longest sleep without a deadline.
 const SLEEP_MAX: Duration = Duration::from_secs(3600);
 
 /// A launcher.

@@ -108,8 +108,8 @@ impl Template {
         line
     }
 
-    /// `launch` counts the agents in the order in which they are started, so that it ranks those that start together
-    /// in the order of their hosts.
+    /// Returns the arguments of an agent. `launch` counts the agents in the order in which they are started; as their
+    /// `--node-rank`, it ranks those that start together in the order of their hosts.
     fn agent_args(
         &self,
         host: &HostName,
