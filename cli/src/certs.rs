@@ -67,7 +67,6 @@ pub struct ShowArgs {
     form: FormArgs,
 }
 
-/// Runs the subcommand.
 pub fn run(args: CertsArgs) -> Result<ExitCode, Failure> {
     match args.command {
         Command::Init(args) => issue::init(&args)?,

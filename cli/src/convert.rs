@@ -110,7 +110,7 @@ fn column_type(text: &str) -> Result<(String, ColumnType), String> {
     Ok((name.to_owned(), kind.parse()?))
 }
 
-/// The types of columns as an inline table of TOML.
+/// Formats the types of columns as an inline table of TOML.
 fn types(columns: &[ColumnSpec]) -> String {
     let pair = |it: &ColumnSpec| format!("{} = \"{}\"", serde_json::json!(it.name), it.kind);
     let pairs: Vec<String> = columns.iter().map(pair).collect();

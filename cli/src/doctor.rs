@@ -74,7 +74,7 @@ impl Finding {
     }
 }
 
-/// Runs all checks.
+/// Runs all checks and prints what they find. The exit code is 1 if there is an error; warnings do not count.
 pub async fn run(args: DoctorArgs) -> Result<ExitCode, Failure> {
     let job = args.job.find_running().await?;
     let mut found: Vec<Finding> = certificate(&job.tls).into_iter().collect();

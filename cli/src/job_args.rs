@@ -47,7 +47,6 @@ pub struct Job {
 }
 
 impl Job {
-    /// Returns a client of the acting master.
     pub fn master(&self) -> JobMaster {
         JobMaster::new(self.etcd.clone(), self.keys.clone(), self.tls.clone())
     }
@@ -75,7 +74,8 @@ impl Job {
         }
     }
 
-    /// Checks that this is no elastic job. `instead` says what to do with one.
+    /// Checks that the job is not elastic. `instead` is the end of the error message, which says what to do with an
+    /// elastic job.
     ///
     /// # Errors
     /// If it is elastic, and as [`Job::is_elastic`].
@@ -88,7 +88,7 @@ impl Job {
 }
 
 impl JobArgs {
-    /// Whether a flag says which job is meant.
+    /// Returns whether a flag says which job is meant.
     pub fn is_named(&self) -> bool {
         self.job.is_some() || self.data_dir.is_some() || self.root.is_some()
     }
@@ -108,7 +108,7 @@ impl JobArgs {
         }
     }
 
-    /// Like [`JobArgs::find`], for commands on the checkpoints of a training job.
+    /// Selects the job as [`JobArgs::find`] does, for commands on the checkpoints of a training job.
     ///
     /// # Errors
     /// As [`JobArgs::find`], and if the job is elastic.
@@ -118,7 +118,7 @@ impl JobArgs {
         Ok(job)
     }
 
-    /// Like [`JobArgs::find`], for a job whose etcd is running.
+    /// Selects the job as [`JobArgs::find`] does, but does not serve the stored etcd data of a run that has ended.
     ///
     /// # Errors
     /// As [`JobArgs::find`].

@@ -56,13 +56,11 @@ impl JobMaster {
         Self { etcd, keys, tls, open: None }
     }
 
-    /// Requests the status of the job.
     pub async fn status(&mut self) -> Result<JobStatus, Failure> {
         let mut client = self.client().await?;
         parsed(&answer(client.status(StatusRequest {})).await?.json)
     }
 
-    /// Requests the status of an elastic job.
     pub async fn elastic_status(&mut self) -> Result<ElasticStatus, Failure> {
         let channel = self.channel().await?;
         let mut client = ElasticClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
@@ -70,7 +68,7 @@ impl JobMaster {
         parsed(&answer(asked).await?.json)
     }
 
-    /// Requests a checkpoint now.
+    /// Requests a checkpoint now, and waits for its outcome for at most `limit`.
     pub async fn take_checkpoint(&mut self, limit: Duration) -> Result<CheckpointOutcome, Failure> {
         let take = async {
             let mut client = self.client().await?;
@@ -84,7 +82,8 @@ impl JobMaster {
         Ok(CheckpointOutcome { latest: some(reply.checkpoint), error: some(reply.error) })
     }
 
-    /// Rolls the job back to a checkpoint; returns the generation that starts from it.
+    /// Rolls the job back to a checkpoint, and waits for at most `limit` until that is confirmed; returns the
+    /// generation that starts from it.
     pub async fn restore_checkpoint(
         &mut self,
         checkpoint: &str,
@@ -110,7 +109,7 @@ impl JobMaster {
         Ok(Generation(reply.generation))
     }
 
-    /// Drains a stream; returns what its end still waits for. The request is repeated until that is nothing.
+    /// Drains a stream; returns what its end still waits for. The caller repeats the request until this is `None`.
     pub async fn drain(&mut self) -> Result<Option<String>, Failure> {
         let mut client = self.client().await?;
         let reply = answer(client.drain(DrainRequest {})).await?;

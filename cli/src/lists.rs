@@ -133,7 +133,6 @@ pub async fn all_members(job: &Job) -> Result<Vec<Member>, Failure> {
     Ok(members)
 }
 
-/// Lists processes.
 pub async fn members(args: MembersArgs) -> Result<ExitCode, Failure> {
     let members = all_members(&args.of.job.find().await?).await?;
     show(
@@ -157,7 +156,6 @@ struct SlotRow {
     incarnation: Option<Incarnation>,
 }
 
-/// Lists slots.
 pub async fn slots(args: SlotsArgs) -> Result<ExitCode, Failure> {
     let job = args.of.job.find().await?;
     job.must_train("it has no slots; `steadfast status` shows its nodes").await?;
@@ -204,7 +202,6 @@ struct TaskRow {
     record: TaskRecord,
 }
 
-/// Lists tasks.
 pub async fn tasks(args: TasksArgs) -> Result<ExitCode, Failure> {
     let job = args.of.job.find().await?;
     job.must_train("it has no tasks; `steadfast status` shows its rounds").await?;

@@ -105,7 +105,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// Output format of the innermost subcommand.
+/// Returns the output format of the innermost subcommand; text if the subcommand has no such flag.
 fn form(matches: &ArgMatches) -> Output {
     if let Some((_, matches)) = matches.subcommand() {
         return form(matches);

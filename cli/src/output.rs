@@ -40,7 +40,6 @@ pub struct FormArgs {
 }
 
 impl FormArgs {
-    /// Returns the selected format.
     pub fn output(&self) -> Output {
         if self.json { Output::Json } else { self.output }
     }

@@ -23,7 +23,6 @@ pub struct ManArgs {
     dir: PathBuf,
 }
 
-/// Writes the completions.
 pub fn completions(args: &CompletionsArgs, mut command: Command) -> ExitCode {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command, NAME, &mut script);
@@ -31,7 +30,6 @@ pub fn completions(args: &CompletionsArgs, mut command: Command) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Writes the manual pages.
 pub fn man(args: &ManArgs, command: Command) -> Result<ExitCode, Failure> {
     let written = std::fs::create_dir_all(&args.dir)
         .and_then(|()| clap_mangen::generate_to(command, &args.dir));

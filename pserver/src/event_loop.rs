@@ -57,7 +57,7 @@ pub struct PublishedShard {
     pub tables: Arc<TablesHeld>,
     /// Number of rows of each table.
     pub rows: Vec<u64>,
-    /// What they take.
+    /// The memory and disk space that the rows take.
     pub usage: Usage,
     /// Encoding of pushed gradients.
     pub codec: Codec,
@@ -111,7 +111,7 @@ impl EventLoopHandle {
         self.published.clone()
     }
 
-    /// Why the event loop ended, if it did because of a failure.
+    /// Returns the reason why the event loop ended, if a failure ended it.
     pub fn failure(&self) -> Option<&Refusal> {
         self.failure.get()
     }

@@ -33,7 +33,7 @@ enum LoadError {
 }
 
 impl LoadError {
-    /// Whether a retry cannot succeed.
+    /// Returns whether a retry cannot succeed.
     fn is_permanent(&self) -> bool {
         match self {
             Self::NoManifest => true,

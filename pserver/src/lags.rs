@@ -15,7 +15,7 @@ pub struct Lags {
 }
 
 impl Lags {
-    /// Records lanes of the current step that arrived now.
+    /// Records that lanes of the current step arrived at `now`.
     pub fn arrived(&mut self, lanes: impl IntoIterator<Item = Lane>, now: Instant) {
         for lane in lanes {
             let first = *self.first.get_or_insert(now);

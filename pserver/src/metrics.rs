@@ -74,7 +74,7 @@ impl Metrics {
         metrics
     }
 
-    /// Registers the rows of tables, as they are when they are asked for.
+    /// Registers metrics of the rows of tables, which are read when they are requested.
     pub fn register_tables(
         registry: &mut Registry,
         event_loop: watch::Receiver<Option<EventLoopHandle>>,

@@ -19,7 +19,7 @@ pub(crate) struct WaitingPull {
 }
 
 impl WaitingPull {
-    /// Returns the answer; `None` before the version is reached.
+    /// Returns the answer to the pull, or `None` while its version is not reached.
     fn answer(&self, shard: &Shard) -> Option<Pulled> {
         let present = shard.blocks().position().version;
         if present < self.version {
@@ -46,7 +46,7 @@ impl WaitingPull {
 pub(crate) struct WaitingRows {
     pub version: Version,
     pub which: VersionMatch,
-    /// Of each table.
+    /// The requested ids of each table.
     pub ids: Vec<Vec<u64>>,
     pub reply: Reply<PulledRows>,
 }

@@ -23,8 +23,8 @@ pub(crate) const ROW_FILE_BYTES: usize = 32 << 20;
 /// The most layers of changed rows. Each restore reads them all, and each reader of the model.
 const CHANGES_MAX: usize = 8;
 
-/// Which rows the checkpoints of a shard have: by these a checkpoint has only those that changed since. The mutexes
-/// guard only their fields.
+/// The rows that earlier checkpoints of a shard have, so that a new checkpoint holds only the rows that changed since.
+/// The mutexes guard only their fields.
 #[derive(Debug, Default)]
 pub struct SavedRows {
     saved: Mutex<Vec<Saved>>,
@@ -37,12 +37,12 @@ pub struct SavedRows {
 pub struct Attempt {
     /// The beginning of the names of its objects.
     pub name: String,
-    /// The row files that it has written.
+    /// The row files that the attempt has written.
     files: Mutex<Vec<RowFileRecord>>,
 }
 
 impl Attempt {
-    /// The row files that it has written.
+    /// Returns the row files that the attempt has written so far.
     pub fn files(&self) -> Vec<RowFileRecord> {
         self.files.lock().expect("no holder panics").clone()
     }
@@ -70,19 +70,20 @@ pub struct Layers {
 }
 
 impl SavedRows {
-    /// What is saved of a shard that was just restored.
+    /// Creates the state of a shard that was just restored; `saved` is the checkpoint with the same rows, if there is
+    /// one.
     pub fn restored(saved: Option<Saved>) -> Self {
         Self { saved: Mutex::new(saved.into_iter().collect()), ..Self::default() }
     }
 
-    /// Begins an attempt.
+    /// Begins an attempt to save, whose objects have names that begin with `name`.
     pub(crate) fn begin(&self, name: &str) -> Arc<Attempt> {
         let attempt = Arc::new(Attempt { name: name.to_owned(), files: Mutex::default() });
         self.attempts.lock().expect("no holder panics").push(attempt.clone());
         attempt
     }
 
-    /// Ends an attempt.
+    /// Removes an attempt that has ended from the attempts in progress.
     pub(crate) fn end(&self, ended: &Arc<Attempt>) {
         let mut all = self.attempts.lock().expect("no holder panics");
         all.retain(|attempt| !Arc::ptr_eq(attempt, ended));
@@ -96,15 +97,16 @@ impl SavedRows {
         aborted
     }
 
-    /// Adds a checkpoint that may be committed. The `newest` committed one may stay the newest; others are forgotten.
+    /// Adds a checkpoint that may be committed. Keeps the `newest` committed one, which may stay the newest, and
+    /// forgets the others.
     pub(crate) fn add(&self, newest: &str, saved: Saved) {
         let mut all = self.saved.lock().expect("no holder panics");
         all.retain(|it| it.object == newest);
         all.push(saved);
     }
 
-    /// Returns the checkpoint that a further one begins with, if it is `newest`, and another layer is less than
-    /// all rows.
+    /// Returns the checkpoint to which the next one adds a layer: `newest`, unless its layers of changes are too many
+    /// or as large as all rows.
     pub(crate) fn before(&self, newest: &str) -> Option<Saved> {
         let all = self.saved.lock().expect("no holder panics");
         let saved = all.iter().find(|it| it.object == newest)?;
@@ -146,7 +148,7 @@ impl LayerWriter<'_> {
         }
     }
 
-    /// Writes the collected rows.
+    /// Writes the collected rows to the next file of the layer.
     async fn write(&mut self) -> Result<(), ShardError> {
         let ranges = std::mem::take(&mut self.ranges);
         self.bytes = 0;
@@ -243,7 +245,7 @@ impl ShardStore {
     }
 }
 
-/// What a shard says of its rows.
+/// Returns the metadata of the rows of a shard; `None` if the model has no tables.
 pub(crate) fn rows_meta(tables: &TablesSnapshot, layers: &Layers) -> Option<RowsMeta> {
     let held = tables.held();
     let rows = || RowsMeta {

@@ -67,10 +67,10 @@ pub struct Args {
 }
 
 impl Args {
-    /// Returns where rows are kept.
+    /// Returns the stores that keep the rows of tables.
     ///
     /// # Errors
-    /// If this build cannot do that.
+    /// If `--table-memory` is too small, or this build cannot keep rows on a local disk.
     fn stores(&self) -> Result<Arc<dyn RowStores>, Failure> {
         let Some(memory) = self.table_memory else { return Ok(Arc::new(MemoryStores)) };
         let memory = usize::try_from(memory.as_u64()).unwrap_or(usize::MAX);

@@ -119,7 +119,7 @@ impl Pserver for Service {
         Ok(Response::new(InitReply {}))
     }
 
-    /// Handled by [`crate::tensor_service::TensorService`].
+    /// Refuses the call, because [`crate::tensor_service::TensorService`] handles it before it reaches this service.
     async fn push(
         &self,
         _: Request<Streaming<PushRequest>>,
@@ -129,14 +129,14 @@ impl Pserver for Service {
 
     type PullStream = tokio_stream::Empty<Result<PullReply, Status>>;
 
-    /// Handled by [`crate::tensor_service::TensorService`].
+    /// Refuses the call, because [`crate::tensor_service::TensorService`] handles it before it reaches this service.
     async fn pull(&self, _: Request<PullRequest>) -> Result<Response<Self::PullStream>, Status> {
         Err(status(ErrorKind::Internal, "this service does not handle `Pull`"))
     }
 
     type PullRowsStream = tokio_stream::Empty<Result<PullReply, Status>>;
 
-    /// Handled by [`crate::tensor_service::TensorService`].
+    /// Refuses the call, because [`crate::tensor_service::TensorService`] handles it before it reaches this service.
     async fn pull_rows(
         &self,
         _: Request<Streaming<PullRowsRequest>>,
@@ -146,7 +146,7 @@ impl Pserver for Service {
 
     type ReadRangeStream = tokio_stream::Empty<Result<PullReply, Status>>;
 
-    /// Handled by [`crate::tensor_service::TensorService`].
+    /// Refuses the call, because [`crate::tensor_service::TensorService`] handles it before it reaches this service.
     async fn read_range(
         &self,
         _: Request<ReadRangeRequest>,

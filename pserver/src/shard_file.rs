@@ -45,9 +45,8 @@ pub enum ShardError {
 }
 
 impl ShardError {
-    /// Whether any other attempt would fail as well, on any machine: an object of the checkpoint is missing,
-    /// damaged or has other content. A store that is unreachable or denies access is not an error of the
-    /// checkpoint.
+    /// Returns whether every other attempt would fail as well, on any machine: an object of the checkpoint is missing,
+    /// damaged or has other content. A store that is unreachable or denies access is not an error of the checkpoint.
     pub fn is_permanent(&self) -> bool {
         match self {
             Self::Store(_) | Self::Storage(_) | Self::StoreUnavailable => false,
@@ -94,8 +93,8 @@ impl ShardStore {
         Self { store, job: Arc::new(job), states, rules, row_file_bytes: ROW_FILE_BYTES }
     }
 
-    /// Uploads a snapshot under a new name. Of the rows of tables, only those are uploaded that changed since the
-    /// `newest` committed checkpoint of the shard, if that is one which is known.
+    /// Uploads a snapshot under a new name. If the `newest` committed checkpoint of the shard is known, uploads only
+    /// the rows of tables that changed since that checkpoint.
     ///
     /// # Errors
     /// If a value is not finite, rows cannot be read, or the store refuses the write.
@@ -119,8 +118,8 @@ impl ShardStore {
         saved
     }
 
-    /// Deletes the row files of an attempt that failed: each attempt would leave some behind in a store that is full.
-    /// Stops at the first that the store does not delete; the master deletes what is left a day later.
+    /// Deletes the row files of a failed attempt, because each attempt would leave some files behind in a store that is
+    /// full. Stops at the first file that the store does not delete; the master deletes the rest a day later.
     async fn discard(&self, attempt: &Attempt) {
         // The last one may be there although its upload failed.
         for index in 0..=attempt.files().len() as u32 {
@@ -133,7 +132,8 @@ impl ShardStore {
         }
     }
 
-    /// Whether the store has all objects of a checkpoint's shard. It may have been lost and created anew.
+    /// Returns whether the store has all objects of a checkpoint's shard. The store may have been lost and created
+    /// anew.
     async fn has(&self, saved: &Saved) -> Result<bool, StoreError> {
         let directory = self.job.spec.shards_directory();
         let listed: BTreeMap<String, u64> =

@@ -31,7 +31,7 @@ pub struct Holder {
 }
 
 impl SlotLease {
-    /// Whether the slot is certainly still held by this process.
+    /// Returns whether this process certainly still holds the slot.
     pub fn is_ours(&self) -> bool {
         self.lease.borrow().as_ref().is_some_and(|deadline| deadline.is_ahead())
     }

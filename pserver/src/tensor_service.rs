@@ -139,7 +139,8 @@ impl Incoming {
         Ok(Self { generation, name, assembler })
     }
 
-    /// Returns the blocks received since the last part, for a push of lanes.
+    /// Returns the blocks received since the last part. Returns `None` if there are none, or if the push does not name
+    /// lanes.
     fn part(&mut self) -> Option<Event> {
         let PushName::Lanes(lanes) = &self.name else { return None };
         let blocks = std::mem::take(&mut self.assembler.blocks);
@@ -371,7 +372,7 @@ struct PushAssembler {
     /// Blocks not passed on yet.
     blocks: Vec<ValidatedBlock>,
     tables: Arc<TablesHeld>,
-    /// Of each table.
+    /// The received rows of each table.
     rows: Vec<Rows>,
     size_bytes: usize,
     rows_bytes: usize,
@@ -424,8 +425,8 @@ impl PushAssembler {
         Ok(())
     }
 
-    /// Returns the blocks not passed on yet, if all blocks were received, or none; and the rows, if they are as
-    /// many as the push should have.
+    /// Returns the blocks that were not passed on yet, the rows, and the size in bytes of all blocks and rows received.
+    /// Fails if only some of the blocks were received, or if the number of rows is not `rows`.
     fn finish(self, rows: u64) -> Result<(Vec<ValidatedBlock>, Vec<Rows>, usize), Status> {
         let received: u64 = self.rows.iter().map(|rows| rows.len() as u64).sum();
         if received != rows {
@@ -440,7 +441,7 @@ impl PushAssembler {
     }
 }
 
-/// Checks the size of the rows of one call.
+/// Checks that the rows of one call take at most [`ROWS_BYTES_MAX`] bytes.
 fn check_rows_bytes(bytes: usize) -> Result<(), Status> {
     if bytes <= ROWS_BYTES_MAX {
         return Ok(());
@@ -505,7 +506,7 @@ async fn pull_rows(service: &Service, mut body: Body) -> Result<Vec<Bytes>, Stat
 #[derive(Default)]
 struct RequestedIds {
     tables: Option<Arc<TablesHeld>>,
-    /// Of each table.
+    /// The requested ids of each table.
     ids: Vec<Vec<u64>>,
     /// Bytes of the reply.
     rows_bytes: usize,

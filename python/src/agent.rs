@@ -242,8 +242,8 @@ impl Agent {
         Ok(answer)
     }
 
-    /// Notes that the workers of this node have succeeded in the round, and waits for the other members. Returns
-    /// whether all have succeeded, and with them the job; false if some still run.
+    /// Notes that the workers of this node have succeeded in the round, and waits for the other members. Returns true
+    /// if the workers of all members have succeeded, so that the job has succeeded; false if some still run.
     fn succeed(&self, py: Python<'_>, round: u64, timeout: f64) -> PyResult<bool> {
         let node = self.node.clone();
         let limit = seconds(timeout);
@@ -257,7 +257,8 @@ impl Agent {
         Ok(record.map(|(state, token)| (PyBytes::new(py, &state), token)))
     }
 
-    /// Replaces that state if `token` is its token. Returns state and token after it, and whether it did.
+    /// Replaces the state that the nodes share if `token` is its token. Returns the state and its token afterwards, and
+    /// whether the state was replaced.
     fn set_state<'py>(
         &self,
         py: Python<'py>,

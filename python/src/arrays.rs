@@ -101,8 +101,8 @@ pub fn batch(py: Python<'_>, records: Records) -> PyResult<Bound<'_, PyDict>> {
     Ok(batch)
 }
 
-/// An array of one element for each record, or of a row for each; text and bytes as objects. Lists of any
-/// length are a pair: the elements of all records, and where each record begins and the last one ends.
+/// Returns a column as an array with one element, or one row, for each record; text and bytes become objects. Lists of
+/// any length become a pair: the elements of all records, and where each record begins and the last one ends.
 fn column(py: Python<'_>, column: Column) -> PyResult<Bound<'_, PyAny>> {
     let records = column.len();
     let Column { shape, values, offsets, .. } = column;

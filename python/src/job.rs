@@ -11,7 +11,7 @@ use steadfast_common::job_file as format;
 
 use crate::error::raise;
 
-/// Returns the job file (TOML) with these keys (JSON).
+/// Returns the keys, given as JSON, as a job file in TOML.
 ///
 /// # Errors
 /// `BadJobFile`, with one message for each error.

@@ -22,7 +22,7 @@ pub struct PythonModel {
     features: usize,
     metric: &'static str,
     nothing: Arc<Layout>,
-    /// Of the generation that the trainer is in. The mutex guards only this field.
+    /// The validity of the generation that the trainer is in. The mutex guards only this field.
     validity: Mutex<Validity>,
 }
 

@@ -35,10 +35,10 @@ pub enum Request {
 /// A gradient that is being computed.
 #[derive(Debug)]
 pub struct Pending {
-    /// Where it goes.
+    /// Where the gradient goes.
     pub gradient: Parameters,
     pub write: Write,
-    /// Whether it still counts.
+    /// Whether the gradient still counts.
     pub validity: Validity,
     /// Takes the sum of losses, and `gradient`.
     pub reply: Reply<(f64, Parameters)>,

@@ -259,7 +259,7 @@ impl Trainer {
         Ok(Built { parameters, metric, numerics, min_records, modules })
     }
 
-    /// Asks the model for the ids of its tables, in the order of these.
+    /// Asks the model for the row ids of its tables for a batch of records; returns them in the order of the tables.
     fn ids(
         &self,
         py: Python<'_>,

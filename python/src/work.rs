@@ -116,32 +116,32 @@ pub struct Key(pub MicroBatch);
 
 #[pymethods]
 impl Key {
-    /// A seed from all parts of the key, from 0 to 2**63 - 1.
+    /// Returns a seed from all parts of the key, from 0 to 2**63 - 1.
     #[getter]
     fn seed(&self) -> u64 {
         let pass_and_lane = u64::from(self.0.pass.0) << 32 | u64::from(self.0.lane.0);
         Random::keyed(self.0.seed, Purpose::Framework, pass_and_lane, self.0.step, 0).integer() >> 1
     }
 
-    /// The seed of the job.
+    /// Returns the seed of the job.
     #[getter]
     fn job_seed(&self) -> u64 {
         self.0.seed
     }
 
-    /// The pass over the data, from 0.
+    /// Returns the number of the pass over the data, from 0.
     #[getter]
     fn pass_number(&self) -> u32 {
         self.0.pass.0
     }
 
-    /// The step within the pass, from 0.
+    /// Returns the number of the step within the pass, from 0.
     #[getter]
     fn step(&self) -> u64 {
         self.0.step
     }
 
-    /// The lane; 0 in asynchronous jobs.
+    /// Returns the number of the lane; 0 in asynchronous jobs.
     #[getter]
     fn lane(&self) -> u32 {
         self.0.lane.0

@@ -56,7 +56,6 @@ impl std::fmt::Display for Member {
 }
 
 impl Member {
-    /// Returns the machine of the member.
     pub fn machine(self) -> Machine {
         let first = match self.role {
             Role::Master => 10,
@@ -166,7 +165,6 @@ impl Cluster {
         self.0.state.lock().expect(LOCK)
     }
 
-    /// Returns the etcd keys of the job.
     pub fn keys(&self) -> Keys {
         Keys::of_job(self.0.job.name())
     }
@@ -297,7 +295,8 @@ impl Cluster {
         }
     }
 
-    /// Memory for a few rows, above a disk that is lost with its process, and is full early now and then.
+    /// Returns stores with memory for a few rows, above a disk that is lost with its process, and is full early now and
+    /// then. A job without tables gets stores in memory only.
     fn stores(&self) -> Arc<dyn RowStores> {
         match &self.0.job {
             Workload::Training(job) if job.has_tables() => {

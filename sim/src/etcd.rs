@@ -133,7 +133,6 @@ impl EtcdServer {
         }
     }
 
-    /// Resumes the server.
     pub fn resume(&self) {
         if let Some((process, _)) = &self.state().running {
             self.0.world.resume(*process);

@@ -48,7 +48,6 @@ pub struct Deviations {
 }
 
 impl Deviations {
-    /// Adds a deviation.
     #[must_use]
     pub fn and(mut self, deviation: Deviation) -> Self {
         match deviation {

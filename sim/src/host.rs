@@ -62,7 +62,6 @@ impl Simulated {
         Self { world, net, process, machine, addresses, next_port: Mutex::new(first) }
     }
 
-    /// Returns an address of a machine.
     pub fn address(addresses: Addresses, machine: Machine, port: u16) -> SocketAddr {
         let [high, low] = machine.0.to_be_bytes();
         let ip = match addresses {

@@ -66,7 +66,7 @@ const FILES: usize = 3;
 pub const FILE_EVERY: Duration = Duration::from_secs(3);
 
 impl Job {
-    /// Whether the model has embedding tables.
+    /// Returns whether the model has embedding tables.
     pub fn has_tables(&self) -> bool {
         self.spec.model.options.contains_key("tables")
     }
@@ -287,7 +287,8 @@ fn optimizer(rng: &mut Rng) -> String {
     rng.one_of(&kinds).to_string()
 }
 
-/// All pushes have the same number of records, so each record adds the same amount to its count.
+/// Draws the asynchronous settings of a job file. All pushes have the same number of records, so each record adds the
+/// same amount to its count.
 fn asynchronous(rng: &mut Rng, per_task: u64) -> String {
     let batch = *rng.one_of(&[2, 4]);
     let push_every = if batch == 2 && rng.happens(0.4) { 2 } else { 1 };

@@ -116,7 +116,6 @@ impl Net {
         self.state().machines.insert(process, machine);
     }
 
-    /// Replaces the network model.
     pub fn set_network_model(&self, network_model: NetworkModel) {
         self.state().network_model = network_model;
     }

@@ -43,7 +43,7 @@ const LAST_MS: u64 = 2000;
 /// How a round ended for the worker.
 enum RoundEnd {
     Succeeded,
-    /// It asks for another round.
+    /// The worker asks for another round.
     Left,
     Unregistered,
     JobEnded,

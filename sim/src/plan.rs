@@ -232,7 +232,7 @@ const KINDS: [Kind; 20] = [
     Kind::RollBack,
 ];
 
-/// Those that need a store or slots, which elastic jobs have not.
+/// Kinds of faults that need a store or slots, which elastic jobs do not have.
 const TRAINING_KINDS: [Kind; 5] =
     [Kind::Store, Kind::Rot, Kind::Slots, Kind::Checkpoint, Kind::RollBack];
 

@@ -82,7 +82,6 @@ thread_local! {
     static REFERENCES: RefCell<BTreeMap<u64, Arc<Reference>>> = const { RefCell::new(BTreeMap::new()) };
 }
 
-/// Executes a plan.
 pub fn run(plan: &Plan) -> Outcome {
     let reference = match &plan.job {
         // The step at which a diverging job fails varies.
@@ -456,7 +455,8 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// The same for the rows of the table of counts, which the saver has read.
+    /// Compares the rows of the table of counts, which the saver has read, with the passes over each record; returns
+    /// the first mismatch.
     fn row_count_mismatch(&self, job: &Job, manifest: &Manifest) -> Option<String> {
         let has_tables = job.spec.model.options.contains_key("tables");
         if !has_tables || job.spec.mode == Mode::Sync || job.goes_on() {

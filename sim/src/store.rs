@@ -78,7 +78,6 @@ impl Store {
         }))
     }
 
-    /// Changes the store model.
     pub fn change(&self, change: impl FnOnce(&mut StoreModel)) {
         change(&mut self.0.model.lock().expect(LOCK));
     }

@@ -53,7 +53,7 @@ pub struct ElasticJob {
     pub nodes: NodeRange,
     /// Number of steps after which a worker has succeeded.
     pub steps: u64,
-    /// One of so many steps fails.
+    /// One of this many steps fails.
     pub failures: u64,
 }
 
@@ -77,7 +77,6 @@ impl Workload {
         }
     }
 
-    /// Returns the name of the job.
     pub fn name(&self) -> &str {
         match self {
             Self::Training(job) => &job.spec.name,
@@ -93,7 +92,6 @@ impl Workload {
         }
     }
 
-    /// Returns the kind of the job.
     pub fn mode(&self) -> Mode {
         match self {
             Self::Training(job) => match job.spec.mode {
@@ -104,7 +102,6 @@ impl Workload {
         }
     }
 
-    /// Returns whether the job may fail.
     pub fn may_fail(&self) -> bool {
         match self {
             // A job that gives up tasks may give up all of them; its processes then fail.

@@ -59,7 +59,7 @@ struct State {
     turn: Duration,
     rng: Rng,
     tasks: BTreeMap<TaskId, Entry>,
-    /// Sorted. A turn draws one by its index.
+    /// The ready tasks, sorted. A turn draws one by its index.
     ready: Vec<TaskId>,
     events: BinaryHeap<Reverse<Event>>,
     processes: Vec<Process>,
@@ -238,7 +238,6 @@ impl World {
         self.state().processes[process.0].host = Some(host);
     }
 
-    /// Returns the name of a process.
     pub fn name(&self, process: ProcessId) -> String {
         self.state().processes[process.0].name.clone()
     }
@@ -283,7 +282,6 @@ impl World {
         task
     }
 
-    /// Aborts a task.
     pub fn abort(&self, task: TaskId) {
         let entry = self.state().remove(task);
         if let Some(entry) = entry {

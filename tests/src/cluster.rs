@@ -54,7 +54,7 @@ impl<'a> Cluster<'a> {
         Self::on(scene, job, pservers, lease_ttl, None)
     }
 
-    /// As [`Cluster::new`], with TLS between all processes and etcd.
+    /// Starts etcd as [`Cluster::new`] does, with TLS between all processes and etcd.
     pub fn secured(
         scene: &'a Scene,
         job: &Job,
@@ -113,13 +113,11 @@ impl<'a> Cluster<'a> {
         self
     }
 
-    /// Starts a master.
     pub fn master(&self, name: &str) -> Member {
         let more = ["--job-file", &self.job, "--store", &self.store, "--pservers", &self.pservers];
         self.member(name, "master", &more)
     }
 
-    /// Starts a pserver.
     pub fn pserver(&self, name: &str) -> Member {
         self.member(name, "pserver", &[])
     }
@@ -129,7 +127,6 @@ impl<'a> Cluster<'a> {
         self.member(name, "pserver", more)
     }
 
-    /// Starts a trainer.
     pub fn trainer(&self, name: &str) -> Member {
         self.member(name, "trainer", &[])
     }
@@ -175,7 +172,6 @@ impl<'a> Cluster<'a> {
         self.runtime.block_on(self.client.list(prefix)).expect("etcd answers").entries
     }
 
-    /// Reads one key.
     pub fn get(&self, key: &str) -> Option<Entry> {
         self.runtime.block_on(self.client.get(key)).expect("etcd answers")
     }
@@ -238,12 +234,11 @@ impl Member {
         self.ask("/readyz").is_some_and(|it| it.code == 200)
     }
 
-    /// Sends a signal to the process.
     pub fn signal(&self, signal: Signal) {
         self.process.signal(signal);
     }
 
-    /// Waits until the process exits.
+    /// Waits until the process exits, for at most a minute, and checks that it did not panic.
     #[track_caller]
     pub fn end(&mut self) -> Ended {
         let ended = self.process.end(LEAVE_MAX);

@@ -43,7 +43,7 @@ impl EtcdServer {
         Self::start_real(scene, None, &["--unsafe-no-fsync"])
     }
 
-    /// As [`EtcdServer::real`], with mutual TLS.
+    /// Starts an empty real etcd as [`EtcdServer::real`] does, with mutual TLS.
     pub fn secured(scene: &Scene, certificates: &Certificates) -> Self {
         let file = |name| certificates.file("etcd", name);
         let (ca, certificate, key) = (file("ca.crt"), file("tls.crt"), file("tls.key"));
@@ -57,7 +57,8 @@ impl EtcdServer {
         Self::start_real(scene, None, &[])
     }
 
-    /// As [`EtcdServer::real`], with authentication, the user `root` with [`PASSWORD`], and more flags.
+    /// Starts an empty real etcd as [`EtcdServer::real`] does, with authentication, the user `root` with [`PASSWORD`],
+    /// and more flags.
     pub fn with_password(scene: &Scene, more: &[&str]) -> Self {
         let more = [&["--unsafe-no-fsync"], more].concat();
         let mut server = Self::start_real(scene, None, &more);
@@ -127,7 +128,6 @@ impl EtcdServer {
         panic!("etcd ended at its start {PORTS_TRIED} times");
     }
 
-    /// Returns the URL.
     pub fn url(&self) -> String {
         format!("{}://{}", scheme(self.certificates.as_ref()), self.address)
     }
@@ -163,7 +163,6 @@ impl EtcdServer {
         command
     }
 
-    /// Returns the process id.
     pub fn pid(&self) -> Pid {
         self.process.pid()
     }

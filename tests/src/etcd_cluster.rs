@@ -69,7 +69,6 @@ impl<'a> EtcdCluster<'a> {
         panic!("etcd did not start in {CLUSTERS_TRIED} attempts");
     }
 
-    /// Returns the number of members.
     pub fn len(&self) -> usize {
         self.members.len()
     }

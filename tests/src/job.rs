@@ -7,7 +7,6 @@ use steadfast_common::spec::Mode;
 
 use crate::Scene;
 
-/// Returns the directory of the examples.
 pub fn examples() -> PathBuf {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples");
     directory.canonicalize().expect("the examples exist")

@@ -84,12 +84,10 @@ impl Network {
         self.filter("-D", &port.to_string()).expect("packets of that port were dropped");
     }
 
-    /// Takes the link down.
     pub fn link_down(&self) {
         ip(&["link", "set", &self.link, "down"]).expect("the link exists");
     }
 
-    /// Takes the link up again.
     pub fn link_up(&self) {
         ip(&["link", "set", &self.link, "up"]).expect("the link exists");
     }

@@ -92,12 +92,10 @@ impl Process {
         Self { name: name.to_owned(), child, stdout, stderr }
     }
 
-    /// Returns the process id.
     pub fn pid(&self) -> Pid {
         pid_of(self.child.id())
     }
 
-    /// Sends a signal to the process.
     pub fn signal(&self, signal: Signal) {
         kill(self.pid(), signal).expect("it was not waited for yet");
     }
@@ -109,7 +107,6 @@ impl Process {
         }
     }
 
-    /// Returns the path of the stdout file.
     pub fn stdout_path(&self) -> &Path {
         &self.stdout
     }
@@ -124,12 +121,11 @@ impl Process {
         text(&self.stderr)
     }
 
-    /// Returns whether the process is running.
     pub fn is_running(&mut self) -> bool {
         self.child.try_wait().expect("a child can be waited for").is_none()
     }
 
-    /// Waits until the process exits.
+    /// Waits until the process exits; panics after `bound`.
     pub fn end(&mut self, bound: Duration) -> Ended {
         let child = &mut self.child;
         let what = format!("{} ended", self.name);

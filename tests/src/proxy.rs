@@ -29,7 +29,7 @@ enum Mode {
     Drop,
     /// All connections are closed; new ones are closed at once.
     Cut,
-    /// As [`Mode::Cut`], but by a TCP reset: data in flight are lost.
+    /// Connections are closed as by [`Mode::Cut`], but by a TCP reset: data in flight are lost.
     Reset,
 }
 

@@ -93,7 +93,6 @@ impl S3Server {
         eventually("a client waits for the silent S3 server", is_connected);
     }
 
-    /// Resumes the server.
     pub fn resume(&self) {
         self.process.signal(Signal::SIGCONT);
     }

@@ -44,7 +44,6 @@ impl Scene {
         self.directory.path().join(name)
     }
 
-    /// Returns the directory.
     pub fn directory(&self) -> &Path {
         self.directory.path()
     }

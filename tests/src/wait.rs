@@ -13,7 +13,7 @@ pub fn eventually<T>(what: &str, probe: impl FnMut() -> Option<T>) -> T {
     within(TIMEOUT, what, probe)
 }
 
-/// As [`eventually`], with another timeout.
+/// Polls until `probe` returns a value; panics after `bound`.
 pub fn within<T>(bound: Duration, what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {

@@ -60,7 +60,6 @@ impl SharedActivity {
         self.activity.lock().expect("no holder panics").time_breakdown
     }
 
-    /// Returns the current activity.
     pub fn activity(&self) -> Activity {
         self.activity.lock().expect("no holder panics").clone()
     }

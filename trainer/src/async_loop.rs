@@ -71,7 +71,8 @@ pub async fn train(
 /// What became of a task.
 enum Computed {
     Ended(TaskOutcome),
-    /// The data cannot be reached, which is no failure of the task: a later attempt or another trainer may succeed.
+    /// The data cannot be reached, which does not count as a failure of the task: a later attempt or another trainer
+    /// may succeed.
     Unreachable(String),
 }
 
@@ -84,7 +85,7 @@ struct Worker<'a> {
     /// Sum over the mini-batches since the last push, plus the rounding error of the previous push. `None` if
     /// that is zero.
     gradient: Option<Parameters>,
-    /// The same of rows of each table, which are not rounded; empty before the first mini-batch.
+    /// Sum of the rows of each table since the last push, which are not rounded; empty before the first mini-batch.
     rows: Vec<Rows>,
     /// Memory of the gradients that were pushed.
     buffers: Buffers,

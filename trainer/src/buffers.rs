@@ -13,7 +13,7 @@ pub struct Buffers {
 }
 
 impl Buffers {
-    /// Vectors of `len` values.
+    /// Creates an empty pool of vectors of `len` values.
     pub fn new(len: usize) -> Self {
         Self { len, used: Vec::new() }
     }

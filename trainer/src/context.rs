@@ -108,7 +108,7 @@ pub enum TrainError {
 }
 
 impl TrainError {
-    /// Whether the error is that training diverged to non-finite values.
+    /// Returns whether the error means that training diverged to non-finite values.
     pub fn is_divergence(&self) -> bool {
         matches!(
             self,
@@ -149,9 +149,9 @@ enum HeldOut {
 
 /// Where a gradient goes.
 pub enum Destination {
-    /// Replaces these values, which are arbitrary.
+    /// The gradient replaces these values, which are arbitrary.
     Replaced(Parameters),
-    /// Is added to this sum.
+    /// The gradient is added to this sum.
     Sum(Parameters),
 }
 
@@ -162,12 +162,10 @@ pub struct Computed {
 }
 
 impl Context {
-    /// Returns the settings of the job.
     pub fn spec(&self) -> &JobSpec {
         &self.session.job().spec
     }
 
-    /// Returns the layout of the model.
     pub fn layout(&self) -> &Arc<Layout> {
         self.session.layout()
     }
@@ -314,7 +312,7 @@ impl Context {
         }
     }
 
-    /// Whether an evaluation is due once `passes` passes are over.
+    /// Returns whether an evaluation is due once `passes` passes are over; never if no records are held out.
     pub fn evaluates_after(&self, passes: u32) -> bool {
         let every = self.spec().evaluation.every_passes.unwrap_or(1);
         passes.is_multiple_of(every) && !self.tasks.dataset().manifest().held_out.is_empty()

@@ -56,7 +56,7 @@ impl Current {
         self.set(Stage::Trained(Snapshot::new(spec, parameters.clone(), *position)));
     }
 
-    /// Called when the trainer leaves the job. Parameters that were trained to the end stay.
+    /// Notes that the trainer leaves the job. Parameters that were trained to the end stay available.
     pub(crate) fn leave(&self) {
         if matches!(self.stage(), Stage::Training(..)) {
             self.set(Stage::Outside);

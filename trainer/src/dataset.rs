@@ -23,7 +23,7 @@ const KEPT_MAX: usize = 8;
 /// The dataset of a job.
 #[derive(Debug)]
 pub struct Dataset {
-    /// Of all passes; of a stream the columns alone.
+    /// The manifest of all passes; of a stream, it has the columns alone.
     manifest: Arc<Manifest>,
     stream: Option<Arc<Stream>>,
 }
@@ -41,12 +41,12 @@ struct Stream {
 }
 
 impl Dataset {
-    /// The same records in every pass.
+    /// Creates a dataset with the same records in every pass.
     pub fn of(manifest: Arc<Manifest>) -> Self {
         Self { manifest, stream: None }
     }
 
-    /// Other files in every pass; `manifest` has their columns.
+    /// Creates a dataset with other files in every pass; `manifest` has their columns.
     ///
     /// # Errors
     /// If etcd does not answer.
@@ -73,7 +73,7 @@ impl Dataset {
         &self.manifest
     }
 
-    /// Whether every pass has the same records.
+    /// Returns whether every pass has the same records.
     pub fn is_fixed(&self) -> bool {
         self.stream.is_none()
     }
@@ -120,7 +120,7 @@ impl Dataset {
         }
     }
 
-    /// Whether training ends before `pass`, as far as this trainer knows.
+    /// Returns whether training ends before `pass`, as far as this trainer knows.
     pub fn is_over(&self, pass: Pass) -> bool {
         self.stream.as_ref().is_some_and(|stream| stream.head().is_over(pass))
     }

@@ -133,7 +133,6 @@ impl Running {
         self.shutdown.trigger();
     }
 
-    /// Whether the trainer has ended.
     pub fn has_ended(&self) -> bool {
         let thread = self.thread.lock().expect("no holder panics");
         thread.as_ref().is_none_or(JoinHandle::is_finished)
@@ -171,7 +170,7 @@ fn runtime(builder: &mut Builder) -> Result<Runtime, Failure> {
 /// Runs a call of the program to its end.
 ///
 /// # Errors
-/// The call fails, or threads cannot be started.
+/// If the call fails, or threads cannot be started.
 pub fn wait_for<T>(call: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     runtime(Builder::new_multi_thread().worker_threads(1))?.block_on(call)
 }
@@ -262,19 +261,19 @@ impl Trainer {
         *self.initial.borrow_mut() = Some(Box::new(values));
     }
 
-    /// Pulls the parameters of the job: see [`Current::pull`].
+    /// Pulls the parameters of the job, as [`Current::pull`] does.
     ///
     /// # Errors
-    /// As there.
+    /// See [`Current::pull`].
     pub fn get_parameters(&self) -> Result<Snapshot, Failure> {
         wait_for(self.running.current().pull())
     }
 
-    /// Writes the parameters of the job as a model file to a path or a URL; returns their SHA-256: see
-    /// [`Snapshot::save`].
+    /// Writes the parameters of the job as a model file to a path or a URL, as [`Snapshot::save`] does; returns their
+    /// SHA-256.
     ///
     /// # Errors
-    /// As there, and as [`Trainer::get_parameters`].
+    /// See [`Snapshot::save`] and [`Trainer::get_parameters`].
     pub fn save_model(&self, place: &str) -> Result<String, Failure> {
         wait_for(async { self.running.current().pull().await?.save(place).await })
     }
@@ -345,7 +344,7 @@ impl Work {
         Batch::from(&self.records)
     }
 
-    /// Returns what the random numbers of the gradient depend on.
+    /// Returns the key of the random numbers of the gradient.
     pub fn key(&self) -> &MicroBatch {
         &self.key
     }
@@ -369,7 +368,7 @@ impl Work {
         counts
     }
 
-    /// Ends the trainer with this reason: the gradient cannot be computed.
+    /// Ends the trainer with the reason why the gradient cannot be computed.
     pub fn fail(self, reason: impl Into<String>) {
         self.reply.send(Err(ModelError::Failed { message: reason.into() }));
     }

@@ -37,7 +37,7 @@ use crate::tasks::TaskError;
 /// Pause before unreadable data is retried, unless another trainer is to try first.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Bytes of rows that lanes are added up to in one push; a pserver accepts twice as many.
+/// The most bytes of rows in a sum of lanes that is sent in one push; a pserver accepts twice as many.
 const PUSH_ROWS_BYTES: usize = 32 << 20;
 
 /// Number of steps whose data is loaded ahead.
@@ -144,7 +144,7 @@ struct LanePart {
     share: LaneShare,
     key: MicroBatch,
     records: Records,
-    /// Of each table.
+    /// The distinct ids of each table.
     ids: Vec<BatchIds>,
 }
 
@@ -159,18 +159,18 @@ enum AfterFailure {
     Later,
 }
 
-/// What is known of the next pass.
+/// What is known of the pass that a trainer waits for.
 enum Entered {
-    /// Its records.
+    /// The records of the pass can be read.
     Pass,
-    /// Training ends before it.
+    /// Training ends before the pass.
     End,
     /// No lane is assigned to this trainer any more.
     Idle,
 }
 
 impl Worker<'_> {
-    /// Whether no lane is assigned to this trainer.
+    /// Returns whether no lane is assigned to this trainer.
     fn is_idle(&self) -> bool {
         self.assignment.borrow().lanes.is_empty()
     }
@@ -393,8 +393,9 @@ impl Worker<'_> {
         Ok(sums.into_held().next().and_then(|(_, sum)| sum))
     }
 
-    /// As [`Worker::sum`], with the same bits, if there are several lanes, which the model computes together.
-    /// Values that are rounded must be rounded before they are added.
+    /// Computes the sum of [`Worker::sum`], with the same bits, for several lanes that the model computes together.
+    /// Returns `None` if fewer than two lanes have records, if the model has tables or cannot compute lanes together,
+    /// or if values are rounded: they must be rounded before they are added.
     fn sum_at_once(&mut self, parts: &[&LanePart]) -> Result<Option<Gradient>, TrainError> {
         let has_several = 1 < parts.iter().filter(|part| !part.records.is_empty()).count();
         let has_tables = !self.context.layout().tables().is_empty();
@@ -500,9 +501,9 @@ impl Worker<'_> {
         }
     }
 
-    /// Whether the lane has no records after `step`. Reads the next task first, so that all trainers give the
-    /// same answer whatever they know of tasks given up: a lane whose last tasks cannot be read ends with its
-    /// last record, not a step later. Returns `None` if the lane must wait or was reassigned.
+    /// Returns whether the lane has no records after `step`. Reads the next task first, so that all trainers give the
+    /// same answer whatever they know of tasks given up: a lane whose last tasks cannot be read ends with its last
+    /// record, not a step later. Returns `None` if the lane must wait or was reassigned.
     async fn is_last_step(
         &mut self,
         pass: Pass,
@@ -587,8 +588,9 @@ impl Worker<'_> {
         })
     }
 
-    /// At the beginning of a pass, the trainer of the first lane evaluates the result of the previous pass.
-    /// Returns the error of an evaluation if it is one of the model's code, which every evaluation would have.
+    /// Starts to evaluate the result of the previous pass at the beginning of a pass, if this trainer has the first
+    /// lane. Returns the error of an earlier evaluation if it is one of the model's code, which every evaluation would
+    /// have.
     fn evaluate_in_background(&mut self, position: &Position) -> Result<(), TrainError> {
         let begins = position.version == position.pass_start && 0 < position.pass.0;
         let is_ours = self.assignment.borrow().lanes.first() == Some(&Lane(0));

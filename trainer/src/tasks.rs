@@ -108,7 +108,6 @@ impl Tasks {
         }
     }
 
-    /// Returns the dataset.
     pub fn dataset(&self) -> &Dataset {
         &self.dataset
     }

@@ -78,7 +78,7 @@ pub fn renew(args: &RenewArgs) -> Result<(), Failure> {
     )))
 }
 
-/// Directories and the DNS names of their certificates.
+/// Returns the directory of each certificate with the host names and addresses that the certificate is for.
 fn wanted(args: &InitArgs) -> Vec<(&'static str, Vec<String>)> {
     let owned = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
     let mut wanted: Vec<_> = Role::ALL

@@ -137,7 +137,7 @@ fn open_target(text: &str) -> Result<Location, Failure> {
     steadfast_store::open(text).map_err(store_failure)
 }
 
-/// Another process may have created the file since it was looked for.
+/// Checks that this command created the file. Another process may have created it since this one looked for it.
 fn check(target: &Location, created: Result<Created, StoreError>) -> Result<(), Failure> {
     match created.map_err(store_failure)? {
         Created::Now => Ok(()),

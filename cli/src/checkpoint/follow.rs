@@ -63,7 +63,6 @@ enum Content {
     ChangedRows,
 }
 
-/// Follows the checkpoints.
 pub async fn run(args: FollowArgs) -> Result<ExitCode, Failure> {
     let job = args.job.find_with_checkpoints().await?;
     let store = manifests::open_store(&manifests::record(&job).await?).await?;

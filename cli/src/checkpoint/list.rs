@@ -52,7 +52,6 @@ struct About {
     shards: usize,
 }
 
-/// Lists the checkpoints.
 pub async fn run(args: ListArgs) -> Result<ExitCode, Failure> {
     let job = args.job.find_with_checkpoints().await?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

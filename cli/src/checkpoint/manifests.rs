@@ -106,7 +106,6 @@ pub async fn open_store(job: &JobRecord) -> Result<Location, Failure> {
     })
 }
 
-/// Converts an error of the store.
 pub fn store_failure(error: StoreError) -> Failure {
     let kind = match error.kind() {
         steadfast_store::ErrorKind::Permanent => ErrorKind::Invalid,

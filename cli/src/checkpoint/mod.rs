@@ -37,7 +37,6 @@ enum Command {
     Restore(restore::RestoreArgs),
 }
 
-/// Runs the subcommand.
 pub async fn run(args: CheckpointArgs) -> Result<ExitCode, Failure> {
     match args.command {
         Command::List(args) => list::run(args).await,

@@ -53,7 +53,7 @@ struct Report<'a> {
     ok: bool,
     parameters_sha256: Option<&'a str>,
     values: Option<usize>,
-    /// Of each table, by name.
+    /// The number of rows of each table, by name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     rows: BTreeMap<&'a str, u64>,
     states: Option<&'a [String]>,

@@ -26,32 +26,30 @@ impl Directory {
         Ok(Self { path, _lock: lock })
     }
 
-    /// Returns its path as text.
+    /// Returns the path of the directory as text, for messages and command lines.
     pub fn shown(&self) -> String {
         self.path.display().to_string()
     }
 
-    /// The data directory of the embedded etcd.
+    /// Returns the data directory of the embedded etcd.
     pub fn etcd(&self) -> PathBuf {
         self.path.join("etcd")
     }
 
-    /// The store of the job.
+    /// Returns the directory of the job's object store.
     pub fn store(&self) -> PathBuf {
         self.path.join("store")
     }
 
-    /// The log of one process.
     pub fn log(&self, name: &str) -> PathBuf {
         self.path.join("logs").join(format!("{name}.log"))
     }
 
-    /// The directory of all logs.
     pub fn logs(&self) -> PathBuf {
         self.path.join("logs")
     }
 
-    /// The summary of a finished job.
+    /// Returns the path of the file with the summary of a finished job.
     pub fn summary(&self) -> PathBuf {
         self.path.join("summary.json")
     }

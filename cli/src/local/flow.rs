@@ -194,7 +194,7 @@ async fn check_same_job(
     ))
 }
 
-/// Whether a resumed run would continue from a checkpoint, or the job has ended.
+/// Returns whether the job has ended, or a resumed run would continue from a checkpoint.
 async fn has_progress(etcd: &Etcd, keys: &Keys) -> Result<bool, Failure> {
     let has_result = etcd.get(&keys.result()).await?.is_some();
     Ok(has_result || etcd.get(&keys.checkpoint_latest()).await?.is_some())

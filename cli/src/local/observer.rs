@@ -27,7 +27,6 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// Starts polling.
     pub fn start(master: JobMaster) -> Self {
         let (tx, seen) = watch::channel(Observation::default());
         Self { seen, task: tokio::spawn(observe(master, tx)) }
@@ -41,7 +40,6 @@ impl Observer {
         }
     }
 
-    /// Returns the latest result.
     pub fn seen(&self) -> Observation {
         self.seen.borrow().clone()
     }

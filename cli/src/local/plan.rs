@@ -110,7 +110,6 @@ impl Programs {
     }
 }
 
-/// Makes a path absolute.
 pub fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     std::path::absolute(path)
         .map_err(|error| Failure::io(format!("cannot use {}", path.display()), &error))

@@ -82,7 +82,7 @@ impl Progress {
         }
     }
 
-    /// Prints a message.
+    /// Prints a message on stderr, above the progress bar if there is one.
     pub fn note(&self, text: &str) {
         let print = || notice(format_args!("steadfast: {text}"));
         match &self.shown {

@@ -145,7 +145,6 @@ impl Summary {
         self
     }
 
-    /// Returns the exit code of the command.
     pub fn exit_code(&self) -> ExitCode {
         match self.state {
             State::Finished if self.discarded.is_empty() && self.left_out.is_empty() => {
@@ -218,7 +217,7 @@ impl Summary {
         text
     }
 
-    /// Describes failed checkpoints, if the last one failed.
+    /// Describes the failed checkpoints if the last checkpoint failed.
     fn error(&self) -> Option<String> {
         let error = self.checkpoint_error.as_ref()?;
         Some(match (&self.checkpoint, self.checkpoint_failures) {
@@ -237,7 +236,7 @@ impl Summary {
         let _ = fs::write(path, format!("{}\n", self.json()));
     }
 
-    /// Reads the saved summary, if it is of a job that ended with these parameters.
+    /// Reads the saved summary, if it is that of a job that ended with parameters of this hash.
     pub fn saved(path: &Path, parameters_sha256: Option<&str>) -> Option<Self> {
         let saved: Self = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
         (saved.parameters_sha256.as_deref() == parameters_sha256).then_some(saved)
@@ -342,7 +341,7 @@ mod tests {
         }
     }
 
-    /// `tasks` tasks that were given up in the second and the third pass.
+    /// Returns `tasks` tasks that were given up in the second and the third pass.
     fn discarded(tasks: u32) -> Discarded {
         let file = "file:///data/a.csv".to_owned();
         let records = vec![RecordRange { file, first: 70, records: 10 }];

@@ -45,7 +45,6 @@ pub struct Supervisor {
 }
 
 impl Supervisor {
-    /// Starts the processes.
     pub fn start(
         processes: Vec<Process>,
         notices: &mpsc::Sender<Notice>,

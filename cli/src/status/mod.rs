@@ -46,9 +46,9 @@ pub struct StatusArgs {
 #[serde(untagged)]
 enum AnyStatus {
     Live(Box<JobStatus>),
-    /// Read from etcd because no master answers.
+    /// Status read from etcd because no master answers.
     Stored(Box<StoredStatus>),
-    /// Of an elastic job; read from etcd if it has no master.
+    /// Status of an elastic job; read from etcd if the job has no master.
     Elastic(Box<ElasticStatus>),
 }
 

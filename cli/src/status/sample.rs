@@ -19,7 +19,7 @@ use steadfast_common::status::{
 };
 use uuid::Uuid;
 
-/// A small synchronous job.
+/// Returns the spec of a small synchronous job.
 pub fn spec() -> JobSpec {
     let text = "name = 'digits'\npasses = 20\n\
                 [dataset]\nsource = ['digits.parquet']\nformat = 'parquet'\n\
@@ -28,7 +28,7 @@ pub fn spec() -> JobSpec {
     job_file::parse(text).unwrap()
 }
 
-/// Status of the job in its third pass, with one pserver missing.
+/// Returns the status of the job in its third pass, with one pserver missing.
 pub fn training() -> JobStatus {
     let trainer = |id: u128, lanes: &[u32], tasks| TrainerStatus {
         id: serde_json::from_value(serde_json::json!(format!("00000000-0000-0000-0000-{id:012}")))
@@ -91,7 +91,7 @@ pub fn training() -> JobStatus {
     }
 }
 
-/// Status of an elastic job in which a node waits for another, at second 20.
+/// Returns the status of an elastic job in which a node waits for another, at second 20.
 pub fn elastic() -> ElasticStatus {
     let node = |id: u32, rank: Option<u32>, state, slots| NodeStatus {
         node: NodeId(Uuid::from_u128(u128::from(id))),

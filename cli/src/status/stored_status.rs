@@ -36,7 +36,7 @@ pub struct StoredStatus {
     pub trainers: Vec<StoredTrainer>,
     pub checkpoint: Option<String>,
     pub evaluation: Option<EvaluationRecord>,
-    /// About the code of the model; others are known to a master alone.
+    /// Warnings about the code of the model; only a master knows the others.
     pub warnings: Vec<String>,
     pub result: Option<ResultRecord>,
 }

@@ -66,7 +66,7 @@ impl ScreenState {
         self.scroll(0);
     }
 
-    /// Scrolls the list of trainers or nodes.
+    /// Scrolls the list of trainers or nodes down by this number of rows, or up if it is negative.
     pub fn scroll(&mut self, rows: isize) {
         let listed = match &self.status {
             Some(Shown::Training(status)) => status.trainers.len(),
@@ -78,7 +78,6 @@ impl ScreenState {
     }
 }
 
-/// Draws the screen.
 pub fn draw(frame: &mut Frame<'_>, view: &ScreenState) {
     match &view.status {
         Some(Shown::Training(status)) => draw_training(frame, view, status),

@@ -38,17 +38,16 @@ impl AsyncShard {
     /// Returns the current rows of each table.
     ///
     /// # Errors
-    /// If they cannot be read.
+    /// If the rows cannot be read.
     pub fn rows(&mut self, ids: Vec<Vec<u64>>) -> Result<Vec<Rows>, StorageError> {
         self.blocks.read_rows(ids, self.blocks.position.pass, &[])
     }
 
-    /// Returns the blocks.
     pub fn blocks(&self) -> &BlockStore {
         &self.blocks
     }
 
-    /// Returns the current values.
+    /// Returns references to the current values of all blocks.
     pub fn parameters(&self) -> Parameters {
         self.blocks.parameters()
     }

@@ -135,15 +135,14 @@ impl BlockStore {
         }
     }
 
-    /// Returns the embedding tables.
     pub fn tables(&self) -> &Tables {
         &self.tables
     }
 
-    /// Returns rows of each table as they are in `pass`, those in `before` as they are there.
+    /// Returns rows of each table as they are in `pass`. Rows that `before` contains are returned as they are there.
     ///
     /// # Errors
-    /// If they cannot be read.
+    /// If the rows cannot be read.
     pub(crate) fn read_rows(
         &mut self,
         ids: Vec<Vec<u64>>,
@@ -219,7 +218,7 @@ impl BlockStore {
     /// Returns the rows of the tables as they are now.
     ///
     /// # Errors
-    /// If they cannot be read.
+    /// If the rows cannot be read.
     pub(crate) fn tables_snapshot(&mut self) -> Result<TablesSnapshot, StorageError> {
         self.tables.snapshot(self.position.pass)
     }
@@ -227,7 +226,7 @@ impl BlockStore {
     /// Removes rows that no reader needs any more.
     ///
     /// # Errors
-    /// If they cannot be removed; the rows are lost then.
+    /// If the rows cannot be removed; all rows of the slot are lost then.
     pub fn forget(&mut self, obsolete: Obsolete) -> Result<(), StorageError> {
         self.tables.forget(obsolete, self.position.pass)
     }
@@ -256,7 +255,8 @@ impl BlockStore {
         self.applied_of[index]
     }
 
-    /// Whether the global norm over all slots must be known before a gradient is applied.
+    /// Returns whether the job clips by global norm, so that the norm over all slots must be known before a gradient is
+    /// applied.
     pub(crate) fn clips_by_norm(&self) -> bool {
         self.rules.optimizer.clip_norm.is_some()
     }

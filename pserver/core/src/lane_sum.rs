@@ -18,7 +18,7 @@ type Shares = BTreeMap<Lane, LaneShare>;
 /// The contributions to the current step.
 #[derive(Clone, Debug)]
 pub struct LaneSum {
-    /// Its arithmetic adds lanes.
+    /// The encoding whose arithmetic adds lanes.
     codec: Codec,
     tree: LaneTree,
     /// Lanes exhausted in an earlier step of this pass.
@@ -63,12 +63,12 @@ impl LaneSum {
         &self.exhausted
     }
 
-    /// Whether every lane of a node was completely received or is exhausted.
+    /// Returns whether every lane of a node was completely received or is exhausted.
     pub fn has(&self, node: Node) -> bool {
         self.totals.has(node)
     }
 
-    /// Whether every lane of a node was received for one block.
+    /// Returns whether every lane of a node was received for the block at index `place` of the shard.
     pub fn has_block(&self, node: Node, place: usize) -> bool {
         self.blocks[place].has(node)
     }
@@ -79,7 +79,7 @@ impl LaneSum {
         lanes.filter(|lane| !self.totals.has(self.tree.leaf(*lane))).collect()
     }
 
-    /// Whether every lane was completely received.
+    /// Returns whether every lane of the step was completely received.
     pub fn is_complete(&self) -> bool {
         self.totals.whole().is_some()
     }
@@ -129,7 +129,7 @@ impl LaneSum {
         }
     }
 
-    /// Whether the sum of a block is ready to be taken.
+    /// Returns whether the sum of some block has all lanes and was not taken yet.
     pub fn has_ready(&self) -> bool {
         !self.ready.is_empty()
     }

@@ -55,7 +55,7 @@ const STATES_MAX: usize = 3;
 /// The state vectors of a rule, for some values.
 #[derive(Debug)]
 pub struct State<'a> {
-    /// As many as the rule has names, then empty ones.
+    /// As many vectors as the rule has state names, then empty ones.
     vectors: [&'a mut [f32]; STATES_MAX],
     /// Length of each vector.
     len: usize,

@@ -35,7 +35,6 @@ impl Shard {
         }
     }
 
-    /// Returns the blocks.
     pub fn blocks(&self) -> &BlockStore {
         match self {
             Self::Sync(shard) => shard.blocks(),
@@ -43,7 +42,7 @@ impl Shard {
         }
     }
 
-    /// Returns the blocks, for rows.
+    /// Returns the blocks, for reads of rows.
     pub fn blocks_mut(&mut self) -> &mut BlockStore {
         match self {
             Self::Sync(shard) => shard.blocks_mut(),
@@ -54,7 +53,7 @@ impl Shard {
     /// Returns rows of each table at `version`, if the shard has it.
     ///
     /// # Errors
-    /// If they cannot be read.
+    /// If the rows cannot be read.
     pub fn rows_at(
         &mut self,
         version: Version,
@@ -99,7 +98,7 @@ impl Shard {
         }
     }
 
-    /// Returns the shard of a synchronous job.
+    /// Returns the shard, if the job is synchronous.
     pub fn as_sync(&self) -> Option<&SyncShard> {
         match self {
             Self::Sync(shard) => Some(shard),
@@ -107,7 +106,7 @@ impl Shard {
         }
     }
 
-    /// Returns the shard of a synchronous job.
+    /// Returns the shard for changes, if the job is synchronous.
     pub fn as_sync_mut(&mut self) -> Option<&mut SyncShard> {
         match self {
             Self::Sync(shard) => Some(shard),

@@ -88,7 +88,7 @@ impl SyncShard {
     /// a step is complete.
     ///
     /// # Errors
-    /// If they cannot be read.
+    /// If the rows cannot be read.
     pub fn rows_at(
         &mut self,
         version: Version,
@@ -212,7 +212,7 @@ impl SyncShard {
         Ok((!self.lane_sum.has(node)).then_some(node))
     }
 
-    /// Whether every lane of the current step was received, so that [`SyncShard::finish_step`] may be called.
+    /// Returns whether every lane of the current step was received, so that [`SyncShard::finish_step`] may be called.
     pub fn is_step_complete(&self) -> bool {
         self.lane_sum.is_complete()
     }
@@ -241,7 +241,7 @@ impl SyncShard {
         of_blocks.chain(of_tables).collect()
     }
 
-    /// Whether some blocks were updated by a step that is not complete.
+    /// Returns whether a step that is not complete has updated some blocks.
     pub fn is_partly_applied(&self) -> bool {
         !self.early.is_empty()
     }

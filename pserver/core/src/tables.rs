@@ -49,7 +49,7 @@ pub struct TablesSnapshot {
     pass: Pass,
 }
 
-/// Which of the stored rows of a range.
+/// The kinds of stored rows of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowKind {
     /// Rows that exist.
@@ -62,9 +62,9 @@ pub enum RowKind {
 #[derive(Debug, Default, PartialEq)]
 pub struct RowsPiece {
     pub rows: StoredRows,
-    /// What no reader needs any more.
+    /// Rows that no reader needs any more.
     pub obsolete: Obsolete,
-    /// Where the next piece begins.
+    /// The id at which the next piece begins.
     pub next: Option<u64>,
 }
 
@@ -84,7 +84,7 @@ pub struct TableRows {
 #[derive(Clone, Debug)]
 struct Spaces {
     ranges: Range<u32>,
-    /// By table.
+    /// The rules of the rows of each table.
     rules: Arc<[TableRules]>,
 }
 
@@ -119,7 +119,8 @@ pub struct TablesHeld {
 }
 
 impl TablesHeld {
-    /// Returns index and width of the table whose rows are sent under a number.
+    /// Returns the index and the width of the table whose rows are sent under `number`, or `None` if no table has this
+    /// number.
     pub fn table_of(&self, number: u32) -> Option<(usize, usize)> {
         let table = number.checked_sub(self.first_number)? as usize;
         Some((table, *self.widths.get(table)?))
@@ -161,7 +162,7 @@ impl StoredRows {
         self.values.extend_from_slice(row.values);
     }
 
-    /// Bytes of all rows.
+    /// Returns the size in bytes of the ids, counts and values of all rows.
     pub fn bytes(&self) -> usize {
         self.ids.len() * (size_of::<u64>() + size_of::<RowCounts>())
             + size_of_val(self.values.as_slice())
@@ -169,13 +170,13 @@ impl StoredRows {
 }
 
 impl Obsolete {
-    /// Adds others, as far as memory for them is meant to reach: a later snapshot finds those that are left out.
+    /// Adds the rows of `other` until a bound on memory is reached. A later snapshot finds the rows that are left out.
     pub fn append(&mut self, mut other: Self) {
         other.0.truncate(OBSOLETE_MAX.saturating_sub(self.0.len()));
         self.0.append(&mut other.0);
     }
 
-    /// Divides them into parts that are removed in a few milliseconds each.
+    /// Divides the rows into parts, each of which can be removed within a few milliseconds.
     pub fn in_parts(self) -> impl Iterator<Item = Self> {
         let mut left = self.0;
         std::iter::from_fn(move || {
@@ -191,7 +192,8 @@ impl Spaces {
         Self { ranges, rules: layout.tables().iter().map(of_table).collect() }
     }
 
-    /// Opens a store for the rows.
+    /// Opens a store with two key spaces for each range: one for its rows, and one for its ids that are not admitted
+    /// yet.
     fn open(&self, rules: &Rules) -> Result<Box<dyn RowStore>, StorageError> {
         let of_table = |rules: &TableRules| {
             std::iter::repeat_n([rules.stride(), 0], self.ranges.len()).flatten()
@@ -199,7 +201,7 @@ impl Spaces {
         rules.stores.open(&self.rules.iter().flat_map(of_table).collect::<Vec<_>>())
     }
 
-    /// All ranges, each with its table.
+    /// Lists the ranges of all tables, table by table, each with entry 0 of the applied records.
     fn list(&self) -> Vec<HeldRange> {
         let tables = 0..self.rules.len() as u32;
         let of_table =
@@ -207,44 +209,42 @@ impl Spaces {
         tables.flat_map(of_table).collect()
     }
 
-    /// The index of a range in [`Spaces::list`].
+    /// Returns the index of a range in [`Spaces::list`].
     fn index(&self, table: usize, range: u32) -> usize {
         table * self.ranges.len() + (range - self.ranges.start) as usize
     }
 
-    /// The key space of the rows of a range.
+    /// Returns the key space of the rows of a range. The next key space has the ids that are not admitted yet.
     fn of(&self, table: usize, range: u32) -> usize {
         2 * self.index(table, range)
     }
 
-    /// The rules of the rows of a key space.
+    /// Returns the rules of the table to which a key space belongs.
     fn rules_of(&self, space: usize) -> &TableRules {
         &self.rules[space / 2 / self.ranges.len()]
     }
 }
 
 impl TablesSnapshot {
-    /// The ranges.
     pub fn ranges(&self) -> &[HeldRange] {
         &self.ranges
     }
 
-    /// The slot's ranges of each table.
+    /// Returns the slot's ranges, which are the same in each table.
     pub fn held(&self) -> Range<u32> {
         self.spaces.ranges.clone()
     }
 
-    /// The pass of the snapshot.
     pub fn pass(&self) -> Pass {
         self.pass
     }
 
-    /// By table, the number of passes without an update after which its rows expire.
+    /// Returns, by table, the number of passes without an update after which a row expires.
     pub fn expire_after(&self) -> Vec<Option<u32>> {
         self.spaces.rules.iter().map(|rules| rules.expire_after).collect()
     }
 
-    /// Number of the slot's snapshots before this one, since its rows were opened.
+    /// Returns the number of snapshots of the slot's rows before this one, since the rows were opened.
     pub fn number(&self) -> u32 {
         self.rows.number()
     }
@@ -253,7 +253,7 @@ impl TablesSnapshot {
     /// or those which have changed since the snapshot with the number `since`. Reads about `bytes_max` bytes at most.
     ///
     /// # Errors
-    /// If they cannot be read.
+    /// If the rows cannot be read.
     ///
     /// # Panics
     /// If the slot does not have the range.
@@ -288,11 +288,11 @@ impl TablesSnapshot {
         Ok(piece)
     }
 
-    /// Returns the rows of one range of a table that have not expired, without their state; `None` if the range
+    /// Returns the rows of one range of a table that have not expired, without their state. Returns `None` if the range
     /// is elsewhere.
     ///
     /// # Errors
-    /// If they cannot be read.
+    /// If the rows cannot be read.
     pub fn rows_of(&self, table: usize, range: u32) -> Result<Option<Rows>, StorageError> {
         if !self.spaces.ranges.contains(&range) || self.spaces.rules.len() <= table {
             return Ok(None);
@@ -310,7 +310,7 @@ impl TablesSnapshot {
 }
 
 impl TableRows {
-    /// The tables of a slot with these ranges, without rows.
+    /// Creates the tables of a slot with the given ranges and without rows.
     ///
     /// # Errors
     /// If there is no space for rows.
@@ -319,10 +319,10 @@ impl TableRows {
         Ok(Self { ranges: spaces.list(), store: spaces.open(rules)?, spaces })
     }
 
-    /// The rows as they are now, in `pass`.
+    /// Returns a snapshot of the current rows, taken in `pass`.
     ///
     /// # Errors
-    /// If they cannot be read.
+    /// If the rows cannot be read.
     pub fn snapshot(&mut self, pass: Pass) -> Result<TablesSnapshot, StorageError> {
         let (spaces, ranges) = (self.spaces.clone(), self.ranges.clone());
         Ok(TablesSnapshot { spaces, ranges, rows: self.store.snapshot()?, pass })
@@ -336,10 +336,10 @@ impl TableRows {
         self.ranges[self.spaces.index(held.table as usize, held.range)] = held;
     }
 
-    /// Adds rows of a range, in place of those with the same ids.
+    /// Adds rows of a range, which replace rows with the same ids.
     ///
     /// # Errors
-    /// If there is no space for them.
+    /// If there is no space for the rows.
     ///
     /// # Panics
     /// If the slot does not have the range, or rows have another length.
@@ -365,10 +365,10 @@ impl TableRows {
         Ok(())
     }
 
-    /// Ends the adding of rows; returns the number of a snapshot with just these rows.
+    /// Ends the addition of rows and returns the number of a snapshot that contains exactly the added rows.
     ///
     /// # Errors
-    /// If they cannot be read.
+    /// If the rows cannot be read.
     pub fn added(&mut self) -> Result<u32, StorageError> {
         Ok(self.store.snapshot()?.number())
     }
@@ -389,12 +389,12 @@ impl TableRules {
         }
     }
 
-    /// Values of a stored row.
+    /// Returns the number of values of a stored row: its parameters and the vectors of the optimizer's state.
     fn stride(&self) -> usize {
         self.width * (1 + self.optimizer.state_names().len())
     }
 
-    /// Whether a row had no update for so many passes that it begins again.
+    /// Returns whether a row had no update for so many passes that it begins again with its initial values.
     fn is_expired(&self, counts: RowCounts, pass: Pass) -> bool {
         is_expired(self.expire_after, counts.pass, pass)
     }
@@ -405,7 +405,8 @@ impl TableRules {
 }
 
 impl RangeStore<'_> {
-    /// Appends the values of a row.
+    /// Appends the values of a row to `values`: the stored ones or, if the row does not exist or has expired, the
+    /// initial ones.
     fn read(&mut self, id: u64, pass: Pass, values: &mut Vec<f32>) -> Result<(), StorageError> {
         let rules = self.rules;
         match self.store.get(self.space, id)? {
@@ -421,7 +422,8 @@ impl RangeStore<'_> {
         Ok(())
     }
 
-    /// Whether an update may change a row: it exists, or this update creates it. Counts the update otherwise.
+    /// Returns whether an update may change a row: the row exists, or this update creates it. Otherwise counts the
+    /// update for the admission of the id.
     fn admits(&mut self, id: u64, pass: Pass) -> Result<bool, StorageError> {
         let rules = self.rules;
         let exists = |(counts, _): (RowCounts, &[f32])| !rules.is_expired(counts, pass);
@@ -441,8 +443,7 @@ impl RangeStore<'_> {
         Ok(is_admitted)
     }
 
-    /// Applies the sum of the gradients of one row. If that changes the row, appends its values before to
-    /// `before`.
+    /// Applies the sum of the gradients of one row. If this changes the row, appends its previous values to `before`.
     fn apply(
         &mut self,
         (id, gradient): (u64, &mut [f32]),
@@ -471,7 +472,7 @@ impl RangeStore<'_> {
 }
 
 impl Tables {
-    /// The tables of a slot, with the rows that were restored.
+    /// Creates the tables of a slot from its restored rows.
     pub(crate) fn new(layout: &Layout, rows: TableRows) -> Self {
         let held = TablesHeld {
             first_number: layout.number_of_table(0),
@@ -482,12 +483,13 @@ impl Tables {
         Self { rows, held: held.into() }
     }
 
-    /// The tables of the model, and which part of them is here.
+    /// Returns a description of the model's tables and of the ranges that the slot has.
     pub fn held(&self) -> &Arc<TablesHeld> {
         &self.held
     }
 
-    /// The stored rows of the range of an id, and the entry of that range in the applied records.
+    /// Returns the stored rows of the range that contains an id, and the index of the range's entry in the applied
+    /// records.
     fn range_of(&mut self, table: usize, id: u64) -> (RangeStore<'_>, usize) {
         let TableRows { spaces, ranges, store } = &mut self.rows;
         let range = range_of(id);
@@ -502,8 +504,8 @@ impl Tables {
         store.fetch(&mut ids.iter().map(|id| (spaces.of(table, range_of(*id)), *id)))
     }
 
-    /// Returns rows of one table, which lie in the slot's ranges, as they are in `pass`; `before` has those that
-    /// were others at the wanted version.
+    /// Returns rows of one table as they are in `pass`; the ids lie in the slot's ranges. `before` has the rows that
+    /// were different at the wanted version, and their values at that version.
     ///
     /// # Errors
     /// If a store cannot read.
@@ -528,8 +530,8 @@ impl Tables {
         Ok(Rows::of(width, ids, values))
     }
 
-    /// Applies the sum of the gradients of one table's rows to those in ranges with one of the entries `applied`;
-    /// returns the values of the changed rows before that.
+    /// Applies the sum of the gradients of one table's rows to those in ranges with one of the entries `applied`.
+    /// Returns the previous values of the changed rows.
     ///
     /// # Errors
     /// If a store cannot read or write; some rows may have changed then.
@@ -586,7 +588,7 @@ impl Tables {
         (0..self.rows.spaces.rules.len()).map(of_table).collect()
     }
 
-    /// What the rows take.
+    /// Returns how much memory and disk space the rows take, and how often they were accessed.
     pub fn usage(&self) -> Usage {
         self.rows.store.usage()
     }

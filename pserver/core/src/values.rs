@@ -29,7 +29,8 @@ impl Values {
         Change { before, values }
     }
 
-    /// Makes other memory the current one; returns the previous one.
+    /// Makes the spare memory the current one, or new memory if the spare has readers or another length; returns the
+    /// previous one.
     fn move_on(&mut self) -> Arc<Vec<f32>> {
         let len = self.present.len();
         let is_of_use = Arc::get_mut(&mut self.spare).is_some_and(|it| it.len() == len);

@@ -22,7 +22,7 @@ const GENERATION: Generation = Generation(1);
 const FIRST: [f32; 2] = [8.0, 16.0];
 const NEXT: [f32; 2] = [7.0, 14.0];
 
-/// A slot of two blocks of one value each, at version 0, in a job of one lane.
+/// Starts a slot of two blocks of one value each, at version 0, in a job of one lane.
 async fn slot() -> EventLoopHandle {
     let optimizer = OptimizerSpec { kind: OptimizerKind::Sgd, ..OptimizerSpec::default() };
     let learning_rate = LearningRateSpec { base: 1.0, ..LearningRateSpec::default() };
@@ -53,7 +53,7 @@ fn lanes(share: LaneShare) -> LanesName {
     LanesName { version: Version(0), first: Lane(0), shares: [share].into() }
 }
 
-/// The gradient of a block is its number plus one.
+/// Returns the gradient of a block, which is its number plus one.
 fn block(event_loop: &EventLoopHandle, number: u32) -> ValidatedBlock {
     let published = event_loop.published().borrow().clone();
     let memory = published.shard.as_ref().unwrap().buffers.lend(1);
@@ -73,7 +73,7 @@ async fn rest(event_loop: &EventLoopHandle, number: u32) -> Result<Pushed, Event
     event_loop.call(|reply| Event::Push { generation: GENERATION, name, contribution, reply }).await
 }
 
-/// A pull that waits, and a channel of the blocks that it receives early.
+/// Returns a pull that waits, and a channel of the blocks that it receives early.
 fn pull(
     event_loop: &EventLoopHandle,
     version: u64,

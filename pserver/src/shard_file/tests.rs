@@ -70,17 +70,17 @@ impl Scene {
         scene
     }
 
-    /// The file of the dataset manifest, by which a store is recognized.
+    /// Returns the path of the dataset manifest, by which a store is recognized.
     fn manifest(&self) -> std::path::PathBuf {
         self.directory.path().join(Manifest::object_name("abc"))
     }
 
-    /// The blocks of one of some slots.
+    /// Returns the blocks of `slot`, which is one of `slots` slots.
     fn blocks_of(&self, slot: u32, slots: u32) -> Vec<u32> {
         Placement::of(&self.layout, &placement(slots)).blocks_of(Slot(slot)).to_vec()
     }
 
-    /// A possible state of a slot after some training; blocks and ranges of odd numbers reflect more records.
+    /// Returns a possible state of a slot after some training; blocks and ranges of odd numbers reflect more records.
     fn snapshot(&self, slot: u32, slots: u32) -> State {
         let numbers = self.blocks_of(slot, slots);
         let made = |number: u32, salt: u32| -> Vec<f32> {
@@ -184,7 +184,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// The rows of all ranges of some slots, with their applied records; panics if a range is in two of them.
+/// Returns the rows of all ranges of some slots, with their applied records; panics if a range is in two of them.
 fn rows(snapshots: &mut [State]) -> BTreeMap<u32, ([StoredRows; 2], AppliedRecords)> {
     let mut all = BTreeMap::new();
     for State { blocks, tables, .. } in snapshots {
@@ -199,7 +199,7 @@ fn rows(snapshots: &mut [State]) -> BTreeMap<u32, ([StoredRows; 2], AppliedRecor
     all
 }
 
-/// All blocks of some slots; panics if a block is in two of them.
+/// Returns all blocks of some slots; panics if a block is in two of them.
 fn blocks(snapshots: &[State]) -> Blocks {
     let mut blocks = Blocks::new();
     for State { blocks: snapshot, .. } in snapshots {
@@ -362,7 +362,7 @@ fn change(state: &mut State, ids: std::ops::Range<u64>, value: f32) {
     }
 }
 
-/// Number of row files of each layer of the only slot.
+/// Returns the number of row files of each layer of the only slot.
 fn layers(record: &CheckpointRecord) -> Vec<u32> {
     record.shards[0].rows.iter().map(|layer| layer.files).collect()
 }

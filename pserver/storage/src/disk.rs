@@ -20,45 +20,45 @@ pub trait Disks: fmt::Debug + Send + Sync {
     /// Opens an empty disk.
     ///
     /// # Errors
-    /// If there is no space for it.
+    /// If there is no space for the disk.
     fn open(&self) -> Result<Box<dyn Disk>, StorageError>;
 }
 
 /// Contents of rows by key. Nothing of it outlives the process.
 pub trait Disk: fmt::Debug + Send + Sync {
-    /// Reads the rows of ascending keys: passes the index of a key and the content of its row to `each` for those
-    /// that there are.
+    /// Reads the rows with the given keys, which ascend. For each row that exists, passes the index of its key and its
+    /// content to `each`.
     ///
     /// # Errors
-    /// If they cannot be read.
+    /// If the rows cannot be read.
     fn read(&self, keys: &[Key], each: &mut dyn FnMut(usize, &[u8])) -> Result<(), StorageError>;
 
     /// Writes rows.
     ///
     /// # Errors
-    /// If they cannot be written.
+    /// If the rows cannot be written.
     fn write(&mut self, rows: &[(Key, &[u8])]) -> Result<(), StorageError>;
 
     /// Removes a row.
     ///
     /// # Errors
-    /// If it cannot be removed.
+    /// If the row cannot be removed.
     fn remove(&mut self, key: Key) -> Result<(), StorageError>;
 
     /// Returns all rows as they are now.
     fn snapshot(&self) -> Box<dyn DiskSnapshot>;
 
-    /// Bytes of its files.
+    /// Returns the size of the disk's files in bytes.
     fn bytes(&self) -> u64;
 }
 
 /// The rows of a disk at one moment.
 pub trait DiskSnapshot: fmt::Debug + Send + Sync {
-    /// Passes id and content of the rows of a space to `each`, by ascending id beginning at `from`, until it breaks
+    /// Passes id and content of the rows of a space to `each`, by ascending id beginning at `from`, until `each` breaks
     /// off.
     ///
     /// # Errors
-    /// If they cannot be read.
+    /// If the rows cannot be read.
     fn scan(
         &self,
         space: u32,

@@ -22,7 +22,7 @@ pub use disk::{Disk, DiskSnapshot, Disks, Key, LosableDisks};
 pub use memory::MemoryStores;
 pub use tiered::TieredStores;
 
-/// What is counted of a row, for its admission and its expiry.
+/// The counts of a row that decide on its admission and its expiry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct RowCounts {
@@ -65,12 +65,12 @@ pub enum StorageError {
     NoRocksDb,
 }
 
-/// What a store takes, and how it is used.
+/// The memory and disk space that a store takes, and the accesses to its rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Rows in memory.
     pub rows_in_memory: usize,
-    /// Bytes of these rows, with their index.
+    /// Bytes of the rows in memory, with their index.
     pub memory_bytes: usize,
     /// Bytes of files on the local disk.
     pub disk_bytes: u64,
@@ -85,7 +85,7 @@ pub trait RowStores: fmt::Debug + Send + Sync {
     /// values of a row of each.
     ///
     /// # Errors
-    /// If there is no space for it.
+    /// If there is no space for the store.
     fn open(&self, strides: &[usize]) -> Result<Box<dyn RowStore>, StorageError>;
 }
 
@@ -109,32 +109,31 @@ pub fn local_disks(
 
 /// Rows by key space and id.
 pub trait RowStore: fmt::Debug + Send + Sync {
-    /// Number of rows in a space.
+    /// Returns the number of rows in a key space.
     fn len(&self, space: usize) -> usize;
 
-    /// Returns a row.
+    /// Returns the counts and values of a row, if it exists.
     ///
     /// # Errors
-    /// If the store cannot read it.
+    /// If the store cannot read the row.
     fn get(&mut self, space: usize, id: u64) -> Result<Option<(RowCounts, &[f32])>, StorageError>;
 
-    /// Reads rows that are accessed next, by space and id, from the disk into memory. To read them together is
-    /// cheaper.
+    /// Reads rows that are accessed next, by space and id, from the disk into memory. Reading them together is cheaper.
     ///
     /// # Errors
-    /// If the store cannot read them.
+    /// If the store cannot read the rows.
     fn fetch(&mut self, rows: &mut dyn Iterator<Item = (usize, u64)>) -> Result<(), StorageError> {
         let _ = rows;
         Ok(())
     }
 
-    /// Returns a row for changes; creates it if there is none.
+    /// Returns a row for changes; creates it if it does not exist.
     ///
     /// # Errors
-    /// If the store cannot read it, or has no space.
+    /// If the store cannot read the row, or has no space.
     fn entry(&mut self, space: usize, id: u64) -> Result<RowMut<'_>, StorageError>;
 
-    /// Removes a row, if there is one of which `is_wanted` is false.
+    /// Removes a row if it exists and `is_wanted` returns false for it.
     ///
     /// # Errors
     /// If the store cannot read or write.
@@ -145,7 +144,7 @@ pub trait RowStore: fmt::Debug + Send + Sync {
         is_wanted: &dyn Fn(RowCounts) -> bool,
     ) -> Result<(), StorageError>;
 
-    /// Removes a row, if there is one.
+    /// Removes a row if it exists.
     ///
     /// # Errors
     /// If the store cannot read or write.
@@ -153,26 +152,26 @@ pub trait RowStore: fmt::Debug + Send + Sync {
         self.retain(space, id, &|_| false)
     }
 
-    /// Returns all rows as they are now. Later changes do not affect it; while it exists, they take more memory:
-    /// at most as much again as the rows that are in memory.
+    /// Returns a snapshot of all rows as they are now. Later changes do not affect the snapshot; while it exists, they
+    /// take more memory: at most as much again as the rows that are in memory.
     ///
     /// # Errors
     /// If the store cannot read.
     fn snapshot(&mut self) -> Result<Box<dyn RowsSnapshot>, StorageError>;
 
-    /// What the store takes, and how it is used.
+    /// Returns how much memory and disk space the store takes, and how often its rows were accessed.
     fn usage(&self) -> Usage;
 }
 
 /// The rows of a store at one moment.
 pub trait RowsSnapshot: fmt::Debug + Send + Sync {
-    /// Number of the store's snapshots before this one.
+    /// Returns the number of the store's snapshots before this one.
     fn number(&self) -> u32;
 
-    /// Passes the rows of a space to `each`, by ascending id beginning at `from`, until it breaks off.
+    /// Passes the rows of a space to `each`, by ascending id beginning at `from`, until `each` breaks off.
     ///
     /// # Errors
-    /// If they cannot be read.
+    /// If the rows cannot be read.
     fn scan(
         &self,
         space: usize,

@@ -19,7 +19,7 @@ use crate::disk::{Disk, DiskSnapshot, Disks, Key};
 
 /// Beginning of the names of our directories.
 const PREFIX: &str = "steadfast-rows-";
-/// End of the name of the file beside such a directory that is locked by the process that uses it.
+/// End of the name of the lock file beside a directory, which the process that uses the directory has locked.
 const LOCK: &str = ".lock";
 
 /// Bytes of a key: space and id, big-endian, so that keys are in order.
@@ -47,7 +47,7 @@ pub struct RocksDisks {
 }
 
 impl RocksDisks {
-    /// See [`local_disks`](crate::local_disks).
+    /// Creates the disks that [`local_disks`](crate::local_disks) returns.
     pub fn new(directory: PathBuf, memory_bytes: usize) -> Self {
         Self { directory, memory_bytes }
     }
@@ -56,7 +56,7 @@ impl RocksDisks {
         StorageError::Disk { directory: self.directory.clone(), reason: reason.to_string() }
     }
 
-    /// Removes what processes left behind that were killed.
+    /// Removes the directories that killed processes left behind.
     fn remove_abandoned(&self) -> Result<(), io::Error> {
         for entry in fs::read_dir(&self.directory)? {
             let lock_path = entry?.path();
@@ -73,7 +73,7 @@ impl RocksDisks {
         Ok(())
     }
 
-    /// Creates a directory. It is ours until the result is dropped.
+    /// Creates a directory, which belongs to this process until the result is dropped.
     fn create(&self) -> Result<Own, io::Error> {
         fs::create_dir_all(&self.directory)?;
         self.remove_abandoned()?;
@@ -164,13 +164,13 @@ impl Drop for Own {
     }
 }
 
-/// The directory that belongs to a lock file.
+/// Returns the directory that belongs to a lock file.
 fn directory_of(lock_path: &Path) -> PathBuf {
     lock_path.with_extension("")
 }
 
-/// Removes a directory and its lock file. Of what cannot be removed, the lock file stays as well: the next process
-/// tries again.
+/// Removes a directory and its lock file. Keeps the lock file if the directory cannot be removed, so that the next
+/// process tries again.
 fn remove(lock_path: &Path) {
     match fs::remove_dir_all(directory_of(lock_path)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {}
@@ -178,7 +178,7 @@ fn remove(lock_path: &Path) {
     }
 }
 
-/// The fields are dropped in this order.
+/// An open database and its directory. The fields are dropped in this order.
 struct RocksDisk {
     db: Arc<DB>,
     write: WriteOptions,
@@ -248,7 +248,7 @@ self_cell::self_cell!(
     }
 );
 
-/// The fields are dropped in this order.
+/// A snapshot of a database, which stays open as long. The fields are dropped in this order.
 struct RocksSnapshot {
     snapshot: Owned,
     own: Arc<Own>,

@@ -35,7 +35,7 @@ enum Slab {
     /// There are no rows.
     Absent,
     Own(Box<[u32]>),
-    /// A snapshot has them as well, or had: a test of that for each access would cost more than the access.
+    /// Words that a snapshot shares, or has shared: a test of that for each access would cost more than the access.
     Shared(Arc<Box<[u32]>>),
 }
 
@@ -48,7 +48,7 @@ impl Slab {
         }
     }
 
-    /// Returns the words for changes; copies them if a snapshot has them.
+    /// Returns the words for changes; copies them first if a snapshot shares them.
     fn words_mut(&mut self) -> &mut [u32] {
         if let Self::Shared(shared) = self {
             let own = match Arc::get_mut(shared) {
@@ -95,13 +95,13 @@ pub(crate) struct Slabs {
 #[derive(Debug)]
 pub(crate) struct SlabsSnapshot {
     stride: usize,
-    /// Absent ones have no rows.
+    /// The slabs by their places; `None` for a slab without rows in the snapshot.
     slabs: Vec<Option<Arc<Box<[u32]>>>>,
     masks: Vec<Mask>,
 }
 
 impl Slabs {
-    /// No rows, of `stride` values each.
+    /// Creates an empty collection of rows of `stride` values each.
     pub fn new(stride: usize) -> Self {
         Self {
             stride,
@@ -114,48 +114,46 @@ impl Slabs {
         }
     }
 
-    /// Values of each row.
+    /// Returns the number of values of each row.
     pub fn stride(&self) -> usize {
         self.stride
     }
 
-    /// Number of rows.
     pub fn len(&self) -> usize {
         self.index.len()
     }
 
-    /// Bytes of all slabs and of the index. Those that only a snapshot still has are not among them.
+    /// Returns the size in bytes of all slabs and of the index, without slabs that only a snapshot still has.
     pub fn bytes(&self) -> usize {
         (self.slabs.len() - self.absent.len()) * self.slab_bytes() + self.index_bytes()
     }
 
-    /// Bytes of the index.
     pub fn index_bytes(&self) -> usize {
         self.index.allocation_size()
     }
 
-    /// Bytes of a slab.
+    /// Returns the size in bytes of a slab, with its entries in the lists of slabs and masks.
     pub fn slab_bytes(&self) -> usize {
         SLAB_ROWS * row_words(self.stride) * size_of::<u32>() + size_of::<(Slab, Mask)>()
     }
 
-    /// Number of places for slabs.
+    /// Returns the number of places for slabs, including those of absent slabs.
     pub fn places(&self) -> usize {
         self.slabs.len()
     }
 
-    /// The rows of the slab at a place.
+    /// Returns the mask of the rows that exist in the slab at a place.
     pub fn live(&self, place: usize) -> Mask {
         self.live[place]
     }
 
-    /// Returns the number of a row.
+    /// Returns the number of the row with a key, if it is in memory.
     pub fn find(&self, key: Key) -> Option<u32> {
         let Self { index, slabs, stride, .. } = self;
         index.find(hash_of(key), |number| key_of(slabs, *stride, *number) == key).copied()
     }
 
-    /// Whether the next row needs a slab more.
+    /// Returns whether the next row needs another slab. Removes slabs without free places from the open ones.
     pub fn is_full(&mut self) -> bool {
         while let Some(place) = self.open.last().copied() {
             if !matches!(self.slabs[place], Slab::Absent) && self.live[place] != Mask::MAX {
@@ -170,7 +168,7 @@ impl Slabs {
     /// Adds a row of zeros that is not here yet.
     ///
     /// # Errors
-    /// If there are too many.
+    /// If there are too many rows.
     pub fn insert(&mut self, key: Key) -> Result<u32, StorageError> {
         if self.is_full() {
             self.add_slab()?;
@@ -228,17 +226,16 @@ impl Slabs {
         }
     }
 
-    /// The key of a row.
     pub fn key(&self, number: u32) -> Key {
         key_of(&self.slabs, self.stride, number)
     }
 
-    /// Counts and values of a row.
+    /// Returns the counts and values of a row.
     pub fn row(&self, number: u32) -> (RowCounts, &[f32]) {
         row_of(words_of(&self.slabs, self.stride, number))
     }
 
-    /// Counts and values of a row, for changes after `snapshots` snapshots.
+    /// Returns the counts and values of a row for changes, and notes that the row changed after `snapshots` snapshots.
     pub fn row_mut(&mut self, number: u32, snapshots: u32) -> (&mut RowCounts, &mut [f32]) {
         let row = self.words_mut(number);
         row[CHANGED] = snapshots;
@@ -247,12 +244,12 @@ impl Slabs {
         (&mut counts[0], bytemuck::cast_slice_mut(values))
     }
 
-    /// The content of a row as bytes.
+    /// Returns the content of a row as bytes: its counts, its last change and its values.
     pub fn content(&self, number: u32) -> &[u8] {
         bytemuck::cast_slice(&words_of(&self.slabs, self.stride, number)[CONTENT..])
     }
 
-    /// The content of a row as bytes, for changes.
+    /// Returns the content of a row as bytes, for changes.
     pub fn content_mut(&mut self, number: u32) -> &mut [u8] {
         bytemuck::cast_slice_mut(&mut self.words_mut(number)[CONTENT..])
     }
@@ -262,7 +259,7 @@ impl Slabs {
         &mut self.slabs[place].words_mut()[words]
     }
 
-    /// Returns some rows as they are now; `chosen` says which of the slab at each place.
+    /// Returns a snapshot of some rows; `chosen` returns which rows of the slab at a place it includes.
     pub fn snapshot(&mut self, chosen: impl Fn(usize) -> Mask) -> SlabsSnapshot {
         let masks = self.live.iter().enumerate().map(|(place, live)| live & chosen(place));
         let masks: Vec<Mask> = masks.collect();
@@ -273,7 +270,7 @@ impl Slabs {
 }
 
 impl SlabsSnapshot {
-    /// The numbers of all rows.
+    /// Returns the numbers of all rows of the snapshot, ascending.
     pub fn numbers(&self) -> impl Iterator<Item = u32> + '_ {
         self.masks
             .iter()
@@ -281,12 +278,11 @@ impl SlabsSnapshot {
             .flat_map(|(place, mask)| bits(*mask).map(move |bit| (place * SLAB_ROWS) as u32 + bit))
     }
 
-    /// The key of a row.
     pub fn key(&self, number: u32) -> Key {
         key(self.words(number))
     }
 
-    /// Ids and numbers of some rows of one space, by ascending id beginning at `from`.
+    /// Returns the ids and numbers of some rows of one space, by ascending id beginning at `from`.
     pub fn sorted(&self, numbers: impl Iterator<Item = u32>, from: u64) -> Vec<(u64, u32)> {
         let keyed = numbers.map(|number| (self.key(number).id, number));
         let mut sorted: Vec<(u64, u32)> = keyed.filter(|(id, _)| from <= *id).collect();
@@ -294,7 +290,6 @@ impl SlabsSnapshot {
         sorted
     }
 
-    /// A row.
     pub fn row(&self, number: u32) -> SnapshotRow<'_> {
         let words = self.words(number);
         let (counts, values) = row_of(words);
@@ -307,12 +302,12 @@ impl SlabsSnapshot {
     }
 }
 
-/// The place of a row's slab, and the row's bit.
+/// Returns the place of a row's slab, and the mask with the row's bit.
 pub(crate) fn place_of(number: u32) -> (usize, Mask) {
     (number as usize / SLAB_ROWS, 1 << (number as usize % SLAB_ROWS))
 }
 
-/// The numbers of the bits of a mask, ascending.
+/// Returns the numbers of the bits that are set in a mask, ascending.
 pub(crate) fn bits(mut mask: Mask) -> impl Iterator<Item = u32> {
     std::iter::from_fn(move || {
         let bit = (mask != 0).then(|| mask.trailing_zeros())?;
@@ -335,7 +330,7 @@ pub(crate) fn counts_of(content: &[u8]) -> RowCounts {
     bytemuck::pod_read_unaligned(&content[..size_of::<RowCounts>()])
 }
 
-/// Bytes of the content of a row.
+/// Returns the size in bytes of the content of a row of `stride` values.
 pub(crate) fn content_bytes(stride: usize) -> usize {
     (VALUES - CONTENT + stride) * size_of::<u32>()
 }
@@ -369,7 +364,8 @@ fn key(words: &[u32]) -> Key {
     Key { space: words[SPACE], id: u64::from(words[0]) | u64::from(words[1]) << 32 }
 }
 
-/// The same in every process: an order of rows that differs from run to run would be hard to debug.
+/// Hashes a key to the same value in every process: an order of rows that differs from run to run would be hard to
+/// debug.
 fn hash_of(key: Key) -> u64 {
     FixedState::default().hash_one(key)
 }

@@ -27,7 +27,8 @@ pub struct TieredStores {
 }
 
 impl TieredStores {
-    /// Rows in memory take at most `memory_bytes`. A slab of rows of each length may be partly unused beyond that.
+    /// Creates stores whose rows in memory take at most `memory_bytes`. Beyond that, one slab of rows of each length
+    /// may be partly unused.
     pub fn new(memory_bytes: usize, disks: Arc<dyn Disks>) -> Self {
         Self { memory_bytes, disks }
     }
@@ -70,7 +71,7 @@ struct Space {
     pool: usize,
     /// Number of rows, in memory and on the disk.
     len: usize,
-    /// Those in memory.
+    /// Number of rows in memory.
     in_memory: usize,
 }
 
@@ -108,7 +109,7 @@ impl Pool {
         Ok(number)
     }
 
-    /// The rows of a slab that leave memory next.
+    /// Returns the rows of a slab that leave memory next: those that were not accessed since the hand last passed.
     fn victims(&self, place: usize) -> Mask {
         self.slabs.live(place) & !self.accessed[place]
     }
@@ -160,18 +161,18 @@ impl TieredRows {
         Ok(number)
     }
 
-    /// Returns the number in its pool of a row that is in memory.
+    /// Returns the number of a row in its pool, if the row is in memory.
     fn find(&self, key: Key) -> Option<u32> {
         self.pools[self.spaces[key.space as usize].pool].slabs.find(key)
     }
 
-    /// Whether the disk may have a row that is not in memory.
+    /// Returns whether the disk may have a row that is not in memory.
     fn may_be_on_disk(&self, Key { space, id }: Key) -> bool {
         let Space { len, in_memory, .. } = self.spaces[space as usize];
         in_memory < len && self.absent.binary_search(&Key { space, id }).is_err()
     }
 
-    /// Reads rows that are not in memory, by ascending keys; returns the indices of those that there are.
+    /// Reads rows that are not in memory, by ascending keys; returns the indices of the keys whose rows exist.
     fn read(&mut self, keys: &[Key]) -> Result<Vec<usize>, StorageError> {
         let (mut found, mut content) = (Vec::new(), Vec::new());
         self.disk.read(keys, &mut |index, row| {
@@ -225,7 +226,8 @@ impl TieredRows {
         self.bytes() + slab <= self.memory_bytes
     }
 
-    /// The steps of the hand from a slab to the same one: over each slab, and to each pool.
+    /// Returns the number of steps after which the hand reaches the same slab again: one over each slab, and one to
+    /// each pool.
     fn round(&self) -> usize {
         self.pools.iter().map(|pool| pool.slabs.places() + 1).sum()
     }
@@ -388,9 +390,9 @@ impl RowStore for TieredRows {
 struct TieredSnapshot {
     number: u32,
     spaces: Vec<Space>,
-    /// The rows that the disk did not have as they were.
+    /// The rows of each pool that the disk did not have as they were.
     pools: Vec<SlabsSnapshot>,
-    /// Their numbers for each space. They are found on the first use, not while training waits.
+    /// Numbers of the rows in `pools`, for each space. They are determined on the first use, not while training waits.
     by_space: OnceLock<Vec<Vec<u32>>>,
     disk: Box<dyn DiskSnapshot>,
 }

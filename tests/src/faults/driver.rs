@@ -27,10 +27,8 @@ pub trait WorldJob: Sized {
     /// Time between looks at the world.
     const PAUSE: Duration;
 
-    /// Returns the name of the job.
     fn name(&self) -> &str;
 
-    /// Returns the lease TTL in seconds.
     fn lease_ttl_s(&self) -> u32;
 
     /// Returns the longest time from the start of a world to the result of the job.
@@ -78,7 +76,7 @@ pub trait WorldJob: Sized {
         panic!("this job has no fault {}", kind.name());
     }
 
-    /// Heals such a fault; returns whether it succeeded.
+    /// Heals a fault that hits neither one process nor the processes of etcd; returns whether it succeeded.
     fn heal_elsewhere(_world: &mut World<'_, Self>, _kind: Kind) -> bool {
         true
     }

@@ -129,7 +129,6 @@ impl Kind {
         Self::EtcdMoveLeader,
     ];
 
-    /// Returns the kind with a name.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().chain(Self::ELASTIC).find(|it| it.name() == name)
     }

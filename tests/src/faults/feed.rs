@@ -62,7 +62,7 @@ impl Feed {
         Self::job_of(&scene.path(FOLLOWED), mode)
     }
 
-    /// Returns the same job with all files that there were.
+    /// Returns a job like that of [`Feed::job`], on all files that the stream has had so far.
     pub fn job_of_all(scene: &Scene, mode: Mode) -> Job {
         Self::job_of(&scene.path(KEPT), mode)
     }

@@ -57,14 +57,13 @@ impl Heal {
         Some(Self { fault, due: Instant::now() + lasts, with_leader })
     }
 
-    /// Returns whether the time has come.
+    /// Returns whether the fault is to be healed now.
     pub fn is_due(&self, etcd: &EtcdCluster<'_>) -> bool {
         self.due <= Instant::now() || self.with_leader && etcd.leader().is_some()
     }
 }
 
 impl<J: WorldJob> World<'_, J> {
-    /// Injects a fault.
     pub fn inject(&mut self, fault: Fault) {
         self.log(&format!("fault: {fault}"));
         let index = fault.index as usize;
@@ -101,7 +100,6 @@ impl<J: WorldJob> World<'_, J> {
         }
     }
 
-    /// Heals all faults.
     pub fn heal_all(&mut self) {
         for heal in std::mem::take(&mut self.heals) {
             if !self.heal(heal.fault) {

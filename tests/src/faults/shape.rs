@@ -58,7 +58,6 @@ impl Default for Shape {
 }
 
 impl Shape {
-    /// Returns the number of processes of a role.
     pub fn count(&self, role: Role) -> u32 {
         match role {
             Role::Master => self.masters,

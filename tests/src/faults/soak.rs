@@ -20,7 +20,7 @@ const KEYS_SLACK: u64 = 50;
 /// What a stream takes at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct Usage {
-    /// Since the start of the run.
+    /// Time since the start of the run.
     pub elapsed: Duration,
     pub files: usize,
     /// Records of passes that are done, and the age of the oldest file that was not trained on, as the status says.

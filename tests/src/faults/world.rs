@@ -184,8 +184,8 @@ impl<'a> FaultTarget<'a> {
         Self::start_apart(scene, shape, job, None)
     }
 
-    /// As [`FaultTarget::start_job`], with one process in a separate network behind a link that can
-    /// break.
+    /// Starts etcd and a job as [`FaultTarget::start_job`] does, with one process in a separate network behind a link
+    /// that can break.
     pub fn start_apart(
         scene: &'a Scene,
         shape: Shape,
@@ -232,8 +232,8 @@ impl<'a> FaultTarget<'a> {
         self.until(&what, |world| (step <= world.steps).then_some(()));
     }
 
-    /// As [`FaultTarget::finish`], with further checks whose failure prints the command that repeats the
-    /// run.
+    /// Ends the run as [`FaultTarget::finish`] does, with further checks whose failure prints the command that repeats
+    /// the run.
     pub fn finish_as(mut self, check: impl FnOnce(&Outcome)) -> Outcome {
         let End { result, wall } = self.wait_for_the_end();
         if let Some(mut drain) = self.job.drain.take() {

@@ -33,7 +33,7 @@ pub(crate) struct ActingMaster {
 #[derive(Debug)]
 pub(crate) enum CallError {
     JobEnded,
-    /// The master rejected it, and would again.
+    /// The master rejected the call, and would reject it again.
     Rejected(Status),
 }
 

@@ -26,7 +26,7 @@ pub struct Cluster {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PserverSet {
     pub record: GenerationRecord,
-    /// By slot.
+    /// The record of the pserver of each slot.
     pub holders: Vec<PserverRecord>,
 }
 
@@ -74,7 +74,8 @@ impl Cluster {
         let _ = changes.wait_for(is_newer).await;
     }
 
-    /// Whether the parameters of a generation have their initial values.
+    /// Returns whether the parameters of a generation have their initial values, from a checkpoint or from the
+    /// initializer.
     pub fn is_initialized(&self, generation: Generation) -> bool {
         let init: Option<InitRecord> = read(&self.init.view());
         let is_restored =

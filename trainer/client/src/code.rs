@@ -12,8 +12,8 @@ use tracing::{info, warn};
 
 use crate::RegisterError;
 
-/// Compares the sources of a trainer's model with those of the job, which its first trainer sets. Parameters that depend
-/// on other sources are trained further only if `accept` says so, and the record has the change.
+/// Compares the sources of a trainer's model with those of the job, which its first trainer sets. Parameters that
+/// depend on other sources are trained further only if `accept` is set; the record then has the change.
 ///
 /// # Errors
 /// [`RegisterError::OtherCode`], or if etcd fails.
@@ -57,8 +57,8 @@ pub(crate) async fn check(
     }
 }
 
-/// Whether there are parameters that depend on the model's code: in a checkpoint, or initialized in the memory of the
-/// pservers of the present generation.
+/// Returns whether parameters exist that depend on the model's code: in a checkpoint, or initialized in the memory of
+/// the pservers of the present generation.
 async fn has_values(etcd: &Etcd, keys: &Keys) -> Result<bool, CoordError> {
     if etcd.get(&keys.checkpoint_latest()).await?.is_some() {
         return Ok(true);

@@ -67,17 +67,16 @@ impl GenerationClient {
         Self { master, pservers }
     }
 
-    /// Returns the number of the generation.
     pub fn number(&self) -> Generation {
         self.pservers.generation()
     }
 
-    /// Whether this trainer's contributions have become void: another generation began, or its lease ended.
+    /// Returns whether this trainer's contributions have become void, because another generation began or its lease
+    /// ended.
     pub fn is_over(&self) -> bool {
         self.pservers.is_over()
     }
 
-    /// Returns the pservers of the generation.
     pub fn pservers(&self) -> &Pservers {
         &self.pservers
     }
@@ -118,8 +117,8 @@ impl GenerationClient {
         Ok(())
     }
 
-    /// Synchronous mode: starts to follow the lanes assigned to this trainer. The time breakdown since the
-    /// trainer's start is reported to the master.
+    /// Starts to follow the lanes assigned to this trainer, in synchronous mode. Reports the time breakdown since the
+    /// trainer's start to the master.
     pub fn follow_lanes(
         &self,
         time_breakdown: impl Fn() -> TimeBreakdown + Send + 'static,
@@ -127,7 +126,7 @@ impl GenerationClient {
         LaneFollower::start(self.clone(), time_breakdown)
     }
 
-    /// Asynchronous mode: returns the tasks of this trainer, none so far.
+    /// Returns the tasks of this trainer, none so far, in asynchronous mode.
     pub fn tasks(&self) -> HeldTasks {
         HeldTasks::new(self.clone())
     }
@@ -158,8 +157,8 @@ impl GenerationClient {
         })
     }
 
-    /// Asynchronous mode, if the job has `max_staleness`: waits before a push while this trainer is too many
-    /// pushes ahead of the slowest one, and counts the push.
+    /// Waits before a push while this trainer is too many pushes ahead of the slowest one, and counts the push.
+    /// Required in asynchronous mode if the job has `max_staleness`.
     ///
     /// # Errors
     /// A rejection, another generation, or the end of the job.

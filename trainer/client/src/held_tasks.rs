@@ -28,9 +28,10 @@ pub struct HeldTasks {
 /// The outcome of a task.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TaskOutcome {
-    /// Every slot has acknowledged its pushes. `version` is the last that was pulled.
+    /// The task was computed, and every slot has acknowledged its pushes. `version` is the last version that was
+    /// pulled.
     Finished { records: u64, loss_sum: f64, version: Version },
-    /// It cannot be computed.
+    /// The task cannot be computed.
     Failed { reason: String },
 }
 
@@ -56,17 +57,15 @@ impl HeldTasks {
         Self { generation, held: VecDeque::new() }
     }
 
-    /// Returns the task that was taken first: the one to compute.
+    /// Returns the task that was taken first, which is the one to compute.
     pub fn first(&self) -> Option<DispatchRecord> {
         self.held.front().copied()
     }
 
-    /// Returns the number of tasks.
     pub fn len(&self) -> usize {
         self.held.len()
     }
 
-    /// Whether there are no tasks.
     pub fn is_empty(&self) -> bool {
         self.held.is_empty()
     }

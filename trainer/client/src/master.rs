@@ -60,7 +60,7 @@ impl Master {
         Some(v1::Caller { trainer: self.trainer.to_string(), generation: generation.0 })
     }
 
-    /// The number of pushes that passed the staleness gate, in all generations.
+    /// Returns the counter of the trainer's pushes that passed the staleness gate, in all generations.
     pub(crate) fn pushes(&self) -> &AtomicU64 {
         &self.pushes
     }

@@ -19,7 +19,7 @@ use crate::node::{Change, Entered, Joined, NodeError, NodeIdentity, NodeSession,
 /// Time between attempts to register while the node's former lease has not ended.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// How long such attempts are made, beyond the time to live of the lease: a new leader of etcd extends leases.
+/// How long attempts to register are made, beyond the time to live of the lease: a new leader of etcd extends leases.
 const REGISTER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long the first request for a round waits, so that the node soon knows what it waits for.
@@ -82,7 +82,7 @@ pub enum RoundOver {
     Failed(NodeError),
 }
 
-/// How one attempt to join ended that failed.
+/// The reasons why an attempt to join failed.
 enum Attempt {
     /// Register, or ask for another round, and try again.
     Again,
@@ -152,7 +152,7 @@ impl Membership {
         self.session.as_ref()
     }
 
-    /// Gives up a registration that was lost: [`Membership::join`] registers again.
+    /// Forgets a registration that was lost, so that [`Membership::join`] registers again.
     pub fn forget(&mut self) {
         self.session = None;
     }
@@ -219,8 +219,8 @@ impl Membership {
         ))
     }
 
-    /// Waits until this node is a member of another round, and its members have told each other the data that
-    /// `prepare` returns. What it holds for the round is returned to the caller.
+    /// Waits until this node is a member of another round, and its members have told each other the data that `prepare`
+    /// returns. The returned round includes the first result of `prepare`.
     ///
     /// # Errors
     /// If too few nodes join, or the job rejects this node.

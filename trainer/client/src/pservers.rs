@@ -100,9 +100,9 @@ pub struct Gradient {
     pub loss_sum: f64,
     /// Sum of the records' checksums.
     pub checksum: u64,
-    /// Of all blocks, flat.
+    /// The values of all blocks, flat.
     pub values: Arc<Vec<f32>>,
-    /// Of each table.
+    /// The rows of each table.
     pub rows: Vec<Rows>,
 }
 
@@ -145,13 +145,12 @@ impl Pservers {
         Ok(Self { cluster, deadline, generation, layout, codec, slots: Arc::new(slots?) })
     }
 
-    /// Whether no call is made any more: another generation began, or the caller's lease ended.
+    /// Returns whether no further calls are made, because another generation began or the caller's lease ended.
     pub fn is_over(&self) -> bool {
         let newest = self.cluster.generation();
         !self.deadline.is_ahead() || newest.is_some_and(|it| self.generation < it.generation)
     }
 
-    /// Returns the generation of these pservers.
     pub fn generation(&self) -> Generation {
         self.generation
     }
@@ -181,7 +180,7 @@ impl Pservers {
         try_join_all(sent).await.map(|_| ())
     }
 
-    /// Adds two gradients, neither empty and both rounded, in the arithmetic of pservers.
+    /// Adds `other` to `sum` in the arithmetic of pservers. Neither gradient is empty, and both are rounded.
     pub fn add(&self, sum: &mut Gradient, other: Gradient) {
         sum.records += other.records;
         sum.loss_sum += other.loss_sum;
@@ -193,7 +192,7 @@ impl Pservers {
         sum.rows.iter_mut().zip(&other.rows).for_each(|(sum, rows)| sum.add(rows));
     }
 
-    /// Whether gradients must be rounded before they are added.
+    /// Returns whether gradients must be rounded before they are added.
     pub fn rounds(&self) -> bool {
         self.codec != Codec::Plain
     }
@@ -339,8 +338,8 @@ impl Pservers {
         }
     }
 
-    /// Asynchronous mode: writes the current blocks of every slot into `values`, which is as long as the
-    /// layout. Slots may be at different versions; returns the position of the smallest.
+    /// Writes the current blocks of every slot into `values`, which is as long as the layout, in asynchronous mode.
+    /// Slots may be at different versions; returns the position of the slot with the smallest version.
     ///
     /// # Errors
     /// A rejection, another generation, or the end of the job; some blocks may have been written then.
@@ -349,9 +348,9 @@ impl Pservers {
         Ok(oldest_position(&answers))
     }
 
-    /// Synchronous mode: waits for `version` in every slot, or the first later version that all slots have,
-    /// and writes all blocks into `values`. All blocks have the returned version: a mix of two versions would
-    /// give a gradient that no other trainer computes.
+    /// Waits, in synchronous mode, for `version` in every slot, or for the first later version that all slots have, and
+    /// writes all blocks into `values`. All blocks have the returned version: a mix of two versions would give a
+    /// gradient that no other trainer computes.
     ///
     /// # Errors
     /// A rejection, another generation, or the end of the job; some blocks may have been written then.
@@ -412,7 +411,8 @@ impl Pservers {
         Ok(self.slots.iter().map(of_slot).collect())
     }
 
-    /// Returns one chunk without blocks if there are no values.
+    /// Divides the values of a slot's blocks into the chunks of a push. Returns one chunk without blocks if there are
+    /// no values.
     fn gradient_chunks(&self, slot: &SlotClient, values: &Arc<Vec<f32>>) -> Vec<Vec<BlockData>> {
         if values.is_empty() {
             return vec![Vec::new()];
@@ -444,7 +444,7 @@ impl Pservers {
 /// The retry state of one call.
 struct Retries<'a> {
     of: &'a Pservers,
-    /// Once an attempt has failed: drawing its seed takes longer than a small push.
+    /// The backoff, created once an attempt has failed: drawing its seed takes longer than a small push.
     pauses: Option<Box<dyn Iterator<Item = Duration> + Send>>,
 }
 

@@ -23,7 +23,7 @@ const ANSWER_BYTES: usize = 16 << 20;
 /// Rows of all tables.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PulledRows {
-    /// Of each table.
+    /// The rows of each table.
     pub rows: Vec<Rows>,
     /// Bytes received from all pservers.
     pub bytes: u64,
@@ -31,13 +31,13 @@ pub struct PulledRows {
 
 /// A slot's answer to a request for rows.
 pub(crate) struct RowsOfSlot {
-    /// Of each table; `None` if the slot is past the version.
+    /// The rows of each table; `None` if the slot is past the version.
     pub rows: Option<Vec<Rows>>,
     pub bytes: u64,
 }
 
-/// Divides ids of each table, given as rows without values, among requests whose answers are not too large; none
-/// without ids.
+/// Divides ids of each table, given as rows without values, among requests whose answers are not too large. Returns no
+/// request if there are no ids.
 pub(crate) fn in_requests(layout: &Layout, ids: &[Rows]) -> Vec<Vec<Rows>> {
     let of_table = |(param, ids): (&TableParam, &Rows)| -> Vec<Rows> {
         let row_bytes = ID_BYTES + param.width * size_of::<f32>();

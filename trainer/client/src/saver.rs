@@ -74,7 +74,8 @@ impl SaverElection {
         }
     }
 
-    /// Whether this trainer still has the role once it has evaluated the model. Only then it may write it.
+    /// Returns whether this trainer still has the role after it has evaluated the model. It may write the model only
+    /// then.
     ///
     /// # Errors
     /// A rejection, another generation, or the end of the job.

@@ -107,13 +107,12 @@ impl Registration {
         Ok(Self { etcd: etcd.clone(), keys: keys.clone(), identity, lease, job })
     }
 
-    /// Returns the job's record.
     pub fn job(&self) -> &JobRecord {
         &self.job
     }
 
     /// Checks that the model is the program that the job's parameters were trained with; `modules` are its sources.
-    /// Without any, there is nothing to check. `accept` goes on with another program, and records the change.
+    /// Checks nothing if there are none. With `accept`, continues with another program and records the change.
     ///
     /// # Errors
     /// [`RegisterError::OtherCode`], or if etcd fails.
@@ -154,12 +153,10 @@ impl Registration {
 }
 
 impl Session {
-    /// Returns the job's record.
     pub fn job(&self) -> &JobRecord {
         &self.job
     }
 
-    /// Returns the layout of the model.
     pub fn layout(&self) -> &Arc<Layout> {
         &self.layout
     }

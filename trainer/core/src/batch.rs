@@ -21,7 +21,6 @@ pub struct Batch<'a> {
 }
 
 impl Batch<'_> {
-    /// Returns the number of records.
     pub fn len(&self) -> usize {
         self.columns.first().map_or(self.labels.len(), Column::len)
     }
@@ -36,7 +35,6 @@ impl Batch<'_> {
         }
     }
 
-    /// Whether the batch has no records.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -42,7 +42,7 @@ pub(crate) struct Forward {
 }
 
 impl Deep {
-    /// Creates it for a model with the loss `loss`, with parameters from index `first` on.
+    /// Creates the perceptron of a model with the loss `loss`; its parameters begin at index `first` of the model's.
     pub fn new(
         spec: &ModelSpec,
         inputs: Inputs,
@@ -72,8 +72,7 @@ impl Deep {
         Ok(())
     }
 
-    /// Adds the output for each record to `outputs`, of which there is one for each. With a key, units are dropped
-    /// at random.
+    /// Adds the output for each record to its entry in `outputs`. With a key, units are dropped at random.
     pub fn add_outputs(
         &self,
         parameters: &Parameters,
@@ -139,7 +138,7 @@ impl Deep {
         input
     }
 
-    /// Where the block of a column is in the input.
+    /// Returns the place of a column's block in the input.
     fn block(&self, column: usize) -> Range<usize> {
         let width = self.embedding.values.len();
         column * width..(column + 1) * width

@@ -23,7 +23,7 @@ pub(crate) struct DeepFm {
 }
 
 impl DeepFm {
-    /// With the loss of the factorization machine.
+    /// Creates the model with the loss of the factorization machine.
     pub(crate) fn new(spec: &ModelSpec, inputs: Inputs) -> Self {
         let machine = FactorizationMachine::new(spec, inputs.features);
         let loss = Loss::of_one_output(spec);

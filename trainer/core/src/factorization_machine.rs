@@ -45,12 +45,12 @@ struct Feature<'a> {
 }
 
 impl FactorizationMachine {
-    /// With the logistic loss for two classes, otherwise the squared one.
+    /// Creates a factorization machine with the logistic loss for two classes, otherwise with the squared loss.
     pub(crate) fn new(spec: &ModelSpec, numbers: usize) -> Self {
         Self { numbers, factors: factors(spec), loss: Loss::of_one_output(spec) }
     }
 
-    /// Where the factors of a category are in its row.
+    /// Returns where the factors of a category are in its row.
     pub(crate) fn embedding(&self) -> Embedding {
         Embedding { table: TABLE, values: 1..self.width() }
     }

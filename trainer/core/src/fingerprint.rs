@@ -77,7 +77,7 @@ fn gradient(activation: Activation) -> Parameters {
     gradient
 }
 
-/// Fixed pseudo-random numbers from −1 to 1.
+/// Draws fixed pseudo-random numbers from −1 to 1.
 fn drawn(index: usize, shape: (usize, usize)) -> Array2<f32> {
     let mut random = Random::keyed(0, Purpose::Fingerprint, index as u64, 0, 0);
     Array2::from_shape_simple_fn(shape, || 2.0 * random.uniform() - 1.0)

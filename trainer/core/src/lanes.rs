@@ -29,12 +29,12 @@ pub struct LaneBatches<'a> {
 }
 
 impl<'a> LaneBatches<'a> {
-    /// Creates it from all lanes of a node of `tree`, ascending; a batch may be empty.
+    /// Creates the batches of all lanes of a node of `tree`, in ascending order of lanes; a batch may be empty.
     pub fn new(tree: LaneTree, lanes: Vec<(MicroBatch, Batch<'a>)>) -> Self {
         Self { tree, lanes }
     }
 
-    /// Returns key and batch of each lane.
+    /// Returns the key and the batch of each lane.
     pub fn lanes(&self) -> &[(MicroBatch, Batch<'a>)] {
         &self.lanes
     }

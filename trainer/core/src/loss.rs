@@ -86,7 +86,7 @@ fn squared(row: &mut [f32], label: f32) -> (f64, f64) {
     (0.5 * square, square)
 }
 
-/// Uses the exponential of a negative number, which cannot overflow.
+/// Computes the logistic loss and its metric with the exponential of a negative number, which cannot overflow.
 fn logistic(row: &mut [f32], label: usize) -> (f64, f64) {
     let output = row[0];
     let small = libm::expf(-output.abs());
@@ -98,7 +98,8 @@ fn logistic(row: &mut [f32], label: usize) -> (f64, f64) {
     (loss, if (0.0 < output) == (label == 1) { 1.0 } else { 0.0 })
 }
 
-/// Uses exponentials of differences to the largest output, which cannot overflow.
+/// Computes the cross-entropy and its metric with exponentials of differences to the largest output, which cannot
+/// overflow.
 fn cross_entropy(row: &mut [f32], label: usize) -> (f64, f64) {
     let mut largest = 0;
     for index in 1..row.len() {

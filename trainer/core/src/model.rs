@@ -44,8 +44,8 @@ pub trait Model: Send + Sync {
         gradient: &mut Parameters,
     ) -> Result<f64, ModelError>;
 
-    /// As [`Model::gradient`], but sets `gradient`, whose content is arbitrary. The default clears it first; a
-    /// model that writes every value anyway saves this pass over memory.
+    /// Sets `gradient`, whose content is arbitrary, to the gradient that [`Model::gradient`] adds, and returns the same
+    /// sum. The default clears `gradient` first; a model that writes every value anyway saves this pass over memory.
     fn fresh_gradient(
         &self,
         parameters: &Parameters,
@@ -95,14 +95,14 @@ pub trait Model: Send + Sync {
     }
 
     /// Returns the sources of a model that is a program of its own. A trainer whose sources differ from those with
-    /// which the parameters were trained is refused, unless `--accept-code-change` is given. None, as the default,
-    /// are not checked.
+    /// which the parameters were trained is refused, unless `--accept-code-change` is given. A model without sources,
+    /// which is the default, is not checked.
     fn modules(&self) -> Modules {
         Modules::new()
     }
 
-    /// Called when the trainer joins a generation, with whether gradients still count in it. For models that
-    /// pass this on; the trainer itself drops gradients that do not count.
+    /// Notes that the trainer joins a generation; the argument tells whether gradients still count in it. For models
+    /// that pass this on: the trainer itself drops gradients that do not count.
     fn begin_generation(&self, _validity: Validity) {}
 }
 
@@ -112,12 +112,12 @@ pub trait Model: Send + Sync {
 pub struct Validity(Arc<dyn Fn() -> bool + Send + Sync>);
 
 impl Validity {
-    /// Asks `holds` each time.
+    /// Creates a validity that calls `holds` for each answer.
     pub fn new(holds: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         Self(Arc::new(holds))
     }
 
-    /// Whether they still count.
+    /// Returns whether gradients of the generation still count.
     pub fn holds(&self) -> bool {
         (self.0)()
     }

@@ -72,7 +72,7 @@ impl Network {
         self.widths.len() - 1
     }
 
-    /// Index of a layer's weight; its bias is the next parameter.
+    /// Returns the index of a layer's weight; the layer's bias is the next parameter.
     fn weight(&self, layer: usize) -> usize {
         self.first + 2 * layer
     }
@@ -198,8 +198,8 @@ impl Model for Network {
         specs
     }
 
-    /// Biases start at zero, weights are uniform within ± √(6 / n): n is the number of inputs before a ReLU
-    /// (He et al. 2015), otherwise of inputs and outputs (Glorot and Bengio 2010).
+    /// Sets biases to zero, and weights to uniform values within ± √(6 / n), where n is the number of inputs before a
+    /// ReLU (He et al. 2015), otherwise of inputs and outputs (Glorot and Bengio 2010).
     fn initialize(&self, seed: u64, parameters: &mut Parameters) -> Result<(), ModelError> {
         for (layer, widths) in self.widths.windows(2).enumerate() {
             let is_output = layer + 1 == self.layers();
@@ -322,7 +322,7 @@ fn write_product(
     add_rows(derivative.view(), bias);
 }
 
-/// `X Wᵀ + b`, with `W` parameter `weight`.
+/// Returns `X Wᵀ + b`, where `W` is parameter `weight` and `b` is the next one.
 fn affine(parameters: &Parameters, weight: usize, input: ArrayView2<'_, f32>) -> Array2<f32> {
     let (weight, bias) = (parameters.matrix(weight), parameters.vector(weight + 1));
     let mut output = Array2::zeros((input.nrows(), bias.len()));
@@ -349,7 +349,8 @@ fn activate(activation: Activation, output: &mut Array2<f32>, slope: &mut Array2
     }
 }
 
-/// Generic: gives each activation its own loop.
+/// Replaces each value of `output` by the first result of `function`, and sets `slope` to the second one. Being generic
+/// gives each activation its own loop.
 fn map(output: &mut Array2<f32>, slope: &mut Array2<f32>, function: impl Fn(f32) -> (f32, f32)) {
     for (output, slope) in output.iter_mut().zip(slope) {
         (*output, *slope) = function(*output);

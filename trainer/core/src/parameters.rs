@@ -41,7 +41,7 @@ impl TableRows {
         self.rows.row(self.places[index] as usize)
     }
 
-    /// As [`TableRows::at`], for changes: to add to a gradient.
+    /// Returns the row that [`TableRows::at`] returns, for changes, such as to add to a gradient.
     ///
     /// # Panics
     /// If there is none.
@@ -53,7 +53,7 @@ impl TableRows {
 /// The distinct ids of one table in a batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BatchIds {
-    /// Ascending.
+    /// The ids, ascending.
     pub ids: Vec<u64>,
     /// For each id of the batch, its index in `ids`.
     pub places: Arc<Vec<u32>>,
@@ -74,10 +74,10 @@ impl BatchIds {
         Self { ids: distinct, places: places.into() }
     }
 
-    /// Returns these rows of some that include them.
+    /// Returns the rows of the batch's ids, taken from `rows`, which includes them.
     ///
     /// # Panics
-    /// If one is missing.
+    /// If a row is missing.
     pub fn rows_of(&self, rows: &Rows) -> TableRows {
         TableRows { rows: rows.select(self.ids.clone()), places: self.places.clone() }
     }
@@ -109,7 +109,6 @@ impl Parameters {
         Self { tables, ..self }
     }
 
-    /// The rows of each table.
     pub fn tables(&self) -> &[TableRows] {
         &self.tables
     }
@@ -130,13 +129,12 @@ impl Parameters {
         &mut self.tables[index]
     }
 
-    /// Returns flat vector and rows of each table.
+    /// Returns the flat vector and the rows of each table.
     pub fn into_parts(self) -> (Vec<f32>, Vec<Rows>) {
         let rows = self.tables.into_iter().map(|table| table.rows).collect();
         (Arc::unwrap_or_clone(self.values), rows)
     }
 
-    /// Returns the layout.
     pub fn layout(&self) -> &Arc<Layout> {
         &self.layout
     }
@@ -174,7 +172,7 @@ impl Parameters {
         self.tables.iter_mut().for_each(|table| table.rows.values_mut().fill(0.0));
     }
 
-    /// Whether all values are finite.
+    /// Returns whether all values are finite, including those of rows.
     pub fn is_finite(&self) -> bool {
         let mut rows = self.tables.iter().map(|table| table.rows.values());
         all_finite(&self.values) && rows.all(all_finite)
@@ -216,7 +214,7 @@ impl Parameters {
     }
 }
 
-/// Whether all values are finite. Does not stop early, which lets it run at memory speed.
+/// Returns whether all values are finite. Does not stop early, which lets it run at memory speed.
 pub(crate) fn all_finite(values: &[f32]) -> bool {
     values.iter().fold(true, |finite, value| finite & value.is_finite())
 }

@@ -30,7 +30,7 @@ pub(crate) struct WideAndDeep {
 }
 
 impl WideAndDeep {
-    /// With the logistic loss for two classes, otherwise the squared one.
+    /// Creates the model with the logistic loss for two classes, otherwise with the squared loss.
     pub(crate) fn new(spec: &ModelSpec, inputs: Inputs) -> Self {
         let (loss, factors) = (Loss::of_one_output(spec), factors(spec));
         let embedding = Embedding { table: DEEP, values: 0..factors };

@@ -13,7 +13,6 @@ use super::{EVENTS_ROWS, draw_events, draw_reasons, reasons_rows};
 use crate::format::{plain, plural, span};
 use crate::status::elastic::round;
 
-/// Draws the screen.
 pub fn draw(
     frame: &mut Frame<'_>,
     status: &ElasticStatus,

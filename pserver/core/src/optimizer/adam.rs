@@ -54,7 +54,7 @@ impl Rule for Adam {
     }
 }
 
-/// `1 − βᵗ`: the bias correction of a running mean that starts at zero.
+/// Returns `1 − βᵗ`, the bias correction of a running mean that starts at zero, where `t` is `update`.
 fn correction(beta: f32, update: u64) -> f64 {
     1.0 - libm::pow(f64::from(beta), update as f64)
 }

@@ -29,7 +29,8 @@ impl Ftrl {
         }
     }
 
-    /// Generic: gives the usual square root its own loop, which the compiler can vectorize.
+    /// Applies one update, in which `root` raises the sum of squares to the configured power. It is a type parameter so
+    /// that the usual square root gets its own loop, which the compiler can vectorize.
     fn sweep(
         &self,
         params: &mut [f32],

@@ -165,7 +165,7 @@ fn go_on<'a>(done: &mut Vec<Done<'a>>, begin: &'a Moment, round: &Round<'a>) -> 
     }
 }
 
-/// A worker goes back to a commit: to the weights that the commit had.
+/// Checks that a worker that goes back to a commit goes back to the weights that the commit had.
 fn check_restores(
     entries: &[&Entry],
     initial: &Moment,
@@ -183,7 +183,7 @@ fn check_restores(
     Ok(())
 }
 
-/// Every step and every commit is there exactly once.
+/// Checks that every step and every commit is there exactly once.
 fn check_whole(done: &[Done<'_>], steps: u64, history: &mut History) -> Result<(), String> {
     let (mut next_step, mut next_commit) = (1, 0);
     for it in done {
@@ -210,7 +210,7 @@ fn check_whole(done: &[Done<'_>], steps: u64, history: &mut History) -> Result<(
     }
 }
 
-/// Workers that trained to the end have the weights of the last commit.
+/// Checks that workers that trained to the end have the weights of the last commit.
 fn check_ends(entries: &[&Entry], done: &[Done<'_>], history: &mut History) -> Result<(), String> {
     let last = done.iter().rev().find_map(|it| match it {
         Done::Commit(moment, _) => Some(*moment),
@@ -245,7 +245,7 @@ mod tests {
         Entry::End { moment: at(round, 0, commit, step, sha), accuracy: 0.9 }
     }
 
-    /// Two steps in round 1, of which the second is undone, and done again in round 2.
+    /// Returns the log of two steps in round 1, of which the second is undone, and done again in round 2.
     fn job() -> Vec<Entry> {
         vec![
             Entry::Begin(at(1, 0, 0, 0, "s0")),

@@ -224,7 +224,7 @@ impl<'a> ElasticTarget<'a> {
         report
     }
 
-    /// Whether the newest commit survives a fault: a member of the newest round is left that the fault does not
+    /// Returns whether the newest commit survives a fault: a member of the newest round is left that the fault does not
     /// hit. Commits are in the memory of agents; they do not survive the loss of all of them at once.
     fn keeps_commits(&self, fault: Fault) -> bool {
         if fault.role != Some(Role::Agent) || fault.kind == Kind::Join {
