@@ -29,8 +29,11 @@ demo: ## Train a model on a cluster of processes on this machine
 	$(CARGO) build --release --bins $(PRODUCT)
 	target/release/steadfast local examples/digits.toml
 
-test: build ## Run all tests, and print the ten slowest
+# Packages of Python are fetched while programs are compiled.
+test: setup ## Run all tests, and print the ten slowest
 	@scripts/setup --tests
+	@scripts/python-environment & environment=$$!; trap "kill $$environment 2>/dev/null" EXIT; \
+		$(MAKE) --no-print-directory build && wait $$environment
 	scripts/test
 	scripts/test-python
 
