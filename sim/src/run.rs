@@ -441,8 +441,12 @@ impl<'a> Run<'a> {
             return None;
         }
         let store = self.scene.store.clone();
-        let model = self.apart(async move { store.read("model.safetensors").await })?;
-        let tensors = safetensors::SafeTensors::deserialize(&model).ok()?;
+        let Some(model) = self.apart(async move { store.read("model.safetensors").await }) else {
+            return Some("the job has a result and no model".to_owned());
+        };
+        let Ok(tensors) = safetensors::SafeTensors::deserialize(&model) else {
+            return Some("the model cannot be read".to_owned());
+        };
         let due = self.due(job, manifest);
         ["count", "count_again"].iter().find_map(|name| {
             let Ok(tensor) = tensors.tensor(name) else {
@@ -458,8 +462,7 @@ impl<'a> Run<'a> {
     /// Compares the rows of the table of counts, which the saver has read, with the passes over each record; returns
     /// the first mismatch.
     fn row_count_mismatch(&self, job: &Job, manifest: &Manifest) -> Option<String> {
-        let has_tables = job.spec.model.options.contains_key("tables");
-        if !has_tables || job.spec.mode == Mode::Sync || job.goes_on() {
+        if !job.has_tables() || job.spec.mode == Mode::Sync || job.goes_on() {
             return None;
         }
         let rows = self.observed.lock().expect("one thread").counted_rows.clone();
