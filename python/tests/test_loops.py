@@ -92,13 +92,14 @@ def test_columns_reach_a_loop_with_their_types(tmp_path, monkeypatch):
     }  # fmt: skip
 
 
-def of_nothing(script: str, **checkpoint) -> steadfast.Job:
+def of_nothing(script: str, lanes: int = 8, **checkpoint) -> steadfast.Job:
     """A job whose gradients are zeros."""
     return steadfast.Job(
         name="nothing",
         dataset=dict(source="../data/linear.csv", format="csv", features=["x*"], label="y"),
         model=dict(kind="python", script=PROGRAMS / script),
         passes=2,
+        sync=dict(lanes=lanes),
         checkpoint=checkpoint,
     )
 
@@ -177,12 +178,22 @@ def test_a_loop_that_reads_the_parameters_survives_the_loss_of_a_pserver(tmp_pat
 
 def test_a_loop_reads_the_parameters_of_an_earlier_version_after_a_rollback(tmp_path, monkeypatch):
     """S004-36: the version that the loop had reached is never waited for, as only the loop can reach it again."""
-    held = tmp_path / "held"
-    monkeypatch.setenv("HELD", str(held))
-    data, job = tmp_path / "data", of_nothing("read_over_rollback.py", every_steps=8)
+    held, free = str(tmp_path / "held"), str(tmp_path / "free")
+    monkeypatch.setenv("HELD", held)
+    monkeypatch.setenv("FREE", free)
+    for number in (2, 5):
+        os.mkfifo(f"{free}-{number}")
+    data, job = tmp_path / "data", of_nothing("read_over_rollback.py", lanes=1)
     with steadfast.local(job, trainers=1, pservers=1, data_dir=data, progress=False) as run:
-        until(run, held.exists)
+        until(run, pathlib.Path(f"{held}-2").exists)
+        # Without a checkpoint the loop would have to set the initial values again.
+        subprocess.run(["steadfast", "checkpoint", "now", "--data-dir", str(data)], check=True)
+        pathlib.Path(f"{free}-2").write_text("")
+        until(run, pathlib.Path(f"{held}-5").exists)
+        generation = run.status()["generation"]
         kill(run, "pserver", 0)
+        until(run, lambda: generation < run.status()["generation"])
+        pathlib.Path(f"{free}-5").write_text("")
         run.wait(timeout=60)
 
 

@@ -16,7 +16,7 @@ import time
 import numpy as np
 import pytest
 import steadfast
-from conftest import EXAMPLES, until_step
+from conftest import EXAMPLES, until, until_step
 
 DIGITS = dict(
     source="../data/digits.parquet",
@@ -83,11 +83,11 @@ def test_a_job_file_and_arguments_describe_the_same_job(monkeypatch):
 
 
 def test_a_run_shows_status_curves_and_model(tmp_path):
-    run = steadfast.local(softmax("run"), data_dir=tmp_path, trainers=1, pservers=1, progress=False)
+    # The job goes on while its status is asked for, also on a busy machine.
+    job = softmax("run", passes=500)
+    run = steadfast.local(job, data_dir=tmp_path, trainers=1, pservers=1, progress=False)
     with run:
-        until_step(run, 5)
-        if run.is_running:
-            assert run.status()["job"] == "run"
+        until(run, lambda: run.status()["job"] == "run")
         summary = run.wait(timeout=120)
     assert summary["state"] == "finished"
     curves = run.curves()
@@ -100,7 +100,7 @@ def test_a_run_shows_status_curves_and_model(tmp_path):
     with pytest.raises(steadfast.InvalidError, match="framework"):
         run.model("caffe")
     # A finished job is not trained again.
-    again = steadfast.local(softmax("run"), data_dir=tmp_path, progress=False)
+    again = steadfast.local(job, data_dir=tmp_path, progress=False)
     assert again.wait(60)["parameters_sha256"] == summary["parameters_sha256"]
 
 
