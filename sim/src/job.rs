@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use bytes::Bytes;
+use steadfast_common::columns::{ColumnType, Element};
 use steadfast_common::dataset::Manifest;
 use steadfast_common::ids::TaskId;
 use steadfast_common::job_file;
@@ -209,12 +210,16 @@ impl Job {
     /// If they cannot be read or written.
     pub async fn convert_data(&self) -> Result<(), DataError> {
         let Some(format) = self.converted_to else { return Ok(()) };
+        // As a job reads them: not all formats hold numbers of 64 bits.
+        let number = ColumnType::one(Element::Float32);
+        let types = ["x_0", "x_1", "x_2", "y"].map(|name| (name.to_owned(), number));
         let spec = DatasetSpec {
             source: vec![format!("{STORE}{DATA}")],
             format: DataFormat::Csv,
             features: Vec::new(),
             label: String::new(),
             columns: vec!["*".to_owned()],
+            types: types.into(),
             ..self.spec.dataset.clone()
         };
         let directory = steadfast_store::open(STORE)?;
