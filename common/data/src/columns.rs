@@ -1,6 +1,6 @@
 //! Resolves the columns of a job to those of a file.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 
 use glob::Pattern;
 use steadfast_common::columns::{ColumnType, Element, Shape};
@@ -100,14 +100,14 @@ pub(crate) fn resolve(
     file: &str,
     columns: &[Column],
 ) -> Result<Vec<String>, DataError> {
-    let mut named: HashMap<&str, Named> = HashMap::with_capacity(columns.len());
+    let mut named: BTreeMap<&str, Named> = BTreeMap::new();
     for column in columns {
         named.entry(&column.name).or_insert(Named { column, count: 0 }).count += 1;
     }
     let find = |name: &str| named.get(name).ok_or_else(|| unknown(columns, name, file));
     find(&spec.label)?.fit(file)?;
     let mut features = Vec::new();
-    let mut taken = HashSet::new();
+    let mut taken = BTreeSet::new();
     for wanted in &spec.features {
         let found = match wanted.contains('*') {
             true => matching(columns, wanted, &spec.label, file)?,
@@ -141,12 +141,12 @@ pub(crate) fn resolve_typed(
     file: &str,
     columns: &[Column],
 ) -> Result<Vec<Typed>, DataError> {
-    let mut counts: HashMap<&str, usize> = HashMap::with_capacity(columns.len());
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     for column in columns {
         *counts.entry(&column.name).or_default() += 1;
     }
     let mut found = Vec::new();
-    let mut taken = HashSet::new();
+    let mut taken = BTreeSet::new();
     for wanted in spec.columns.iter().chain(&spec.categories) {
         for column in matching(columns, wanted, &spec.label, file)? {
             if !taken.insert(&column.name) {

@@ -1,6 +1,6 @@
 //! The files of a dataset.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::SystemTime;
 
 use futures::FutureExt;
@@ -25,7 +25,7 @@ pub(crate) async fn files(
         return Err(DataError::NoSource);
     }
     let mut files = Vec::new();
-    let mut seen = HashSet::new();
+    let mut seen = BTreeSet::new();
     for source in &spec.source {
         let Expanded { locations, skipped } = expand(&resolve(source, base)).await?;
         for file in skipped {
