@@ -215,8 +215,7 @@ impl<'a> Rounds<'a> {
         }
     }
 
-    /// Checks that each node that asked is a member, and that each member of the last round that is not late is a
-    /// member again, unless the others fill the round.
+    /// Checks that each node that has asked for a round is a member of it, unless others fill the round.
     fn check_forgotten(&self, at: i64, formed: &RoundRecord, report: &mut HistoryReport) {
         if self.allowed.max() as usize <= formed.members.len() {
             return;
