@@ -43,7 +43,7 @@ pub(crate) struct Place {
     pub record: RoundRecord,
     /// The ports of each member, by rank.
     pub ports: Vec<NodePorts>,
-    /// How earlier rounds ended for all members.
+    /// Tells how earlier rounds ended for all members.
     pub past: Past,
     /// The rank of this node.
     pub rank: usize,

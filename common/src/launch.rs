@@ -34,7 +34,7 @@ pub struct HostRecord {
     /// How often its agent failed since the last time that it ran well.
     #[serde(default)]
     pub failures: u32,
-    /// How long the host is on the blacklist; `None` if it is not on it.
+    /// The host is on the blacklist for so many milliseconds; `None` if it is not on it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cooldown_ms: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]

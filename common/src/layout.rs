@@ -45,7 +45,7 @@ pub struct ParamSpec {
     pub shape: Vec<usize>,
     #[serde(default, skip_serializing_if = "UpdateRule::is_default")]
     pub update: UpdateRule,
-    /// How the rows of a table begin; absent for a tensor.
+    /// Sets the values with which rows of a table begin; absent for a tensor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub table: Option<Initial>,
 }

@@ -256,7 +256,8 @@ pub struct CheckpointRecord {
     /// Commit time in milliseconds since 1970 by the master's clock; for display only.
     #[serde(default)]
     pub created_unix_ms: u64,
-    /// Why the checkpoint is not restored any more: it is damaged, or the job was rolled back to an earlier one.
+    /// States why the checkpoint is not restored any more: it is damaged, or the job was rolled back to an earlier
+    /// one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub invalidated: Option<String>,
 }

@@ -49,7 +49,7 @@ impl NodeRange {
 /// `agents/<uuid>`: a live agent, bound to its lease. The create-revision of the key is the incarnation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgentRecord {
-    /// What runs the node's workers; the same for all nodes of a job.
+    /// Names what runs the node's workers, which is the same for all nodes of a job.
     #[serde(default)]
     pub runner: Runner,
     /// `host:port`, at which the other nodes of a round reach this one.

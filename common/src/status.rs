@@ -69,7 +69,7 @@ pub struct JobStatus {
     #[serde(default)]
     pub points: Vec<Point>,
     pub result: Option<ResultRecord>,
-    /// How far the dataset was read, if it is followed.
+    /// Tells how far the dataset was read, if it is followed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stream: Option<StreamStatus>,
     /// The rows of embedding tables, by slot.

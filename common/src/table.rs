@@ -42,7 +42,7 @@ pub fn is_expired(expire_after: Option<u32>, updated: u32, pass: Pass) -> bool {
 /// SHA-256 of the rows of a range.
 pub type RangeDigest = [u8; 32];
 
-/// How the rows of a table begin.
+/// Sets the values with which rows of a table begin.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Initial {

@@ -15,7 +15,7 @@ use tracing::info;
 /// Time between attempts to acquire the lock.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// How long attempts to acquire the lock are made, beyond the time to live of a lease.
+/// Attempts to acquire the lock go on for this time beyond the time to live of a lease.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Where the state lies.

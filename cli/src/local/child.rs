@@ -38,7 +38,7 @@ pub struct ChildProcess {
 pub struct Exit {
     /// Absent if it was killed by a signal.
     pub code: Option<i32>,
-    /// How it ended, such as `exit code 1` or `signal SIGKILL`.
+    /// Describes how the process ended, such as `exit code 1` or `signal SIGKILL`.
     pub how: String,
     /// The reason given at the end of its log.
     pub words: Option<String>,
