@@ -15,10 +15,10 @@ use steadfast_common::elastic::AnyJobRecord;
 use steadfast_common::error::ErrorKind;
 use steadfast_process::{Failure, print_line};
 
-use crate::format::plural;
 use crate::job_args::{Job, JobArgs};
 use crate::job_master::CheckpointOutcome;
 use crate::output::{FormArgs, Output, answered};
+use steadfast_common::status::format::plural;
 
 /// The master retries a failed checkpoint several times.
 const TIMEOUT: Duration = Duration::from_secs(300);

@@ -19,9 +19,9 @@ use tokio::time::{Instant, sleep};
 
 use crate::admin_client;
 use crate::etcd_version::{self, Version};
-use crate::format::plain;
 use crate::job_args::{Job, JobArgs};
 use crate::output::{FormArgs, Output};
+use steadfast_common::status::format::plain;
 
 /// A certificate that expires sooner is reported.
 const SOON_DAYS: i64 = 30;

@@ -11,10 +11,10 @@ use steadfast_process::{Failure, print_line};
 use tokio::time::{Instant, sleep};
 
 use crate::admin_client;
-use crate::format::{plain, plural};
 use crate::job_args::{Job, JobArgs};
 use crate::lists::{Member, all_members};
 use crate::output::notice;
+use steadfast_common::status::format::{plain, plural};
 
 /// How long a process that did not answer may take to leave.
 const REPLY_LOST_MAX: Duration = Duration::from_secs(2);

@@ -14,9 +14,9 @@ use steadfast_etcd::{Config, Server};
 use steadfast_net::TlsIdentity;
 use steadfast_process::{EtcdArgs, Failure, TlsArgs, job_name};
 
-use crate::format::plural;
 use crate::job_master::JobMaster;
 use crate::local::read_endpoint;
+use steadfast_common::status::format::plural;
 
 /// Flags of every command that works on a job.
 #[derive(Debug, Args)]

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
-use steadfast_common::elastic_status::ElasticStatus;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::Generation;
 use steadfast_common::keys::Keys;
 use steadfast_common::records::{MasterRecord, WaitsRecord};
 use steadfast_common::role::Role;
+use steadfast_common::status::ElasticStatus;
 use steadfast_common::status::JobStatus;
 use steadfast_coord::Etcd;
 use steadfast_net::{Channel, TlsIdentity};

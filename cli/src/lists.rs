@@ -17,9 +17,9 @@ use steadfast_common::spec::Mode;
 use steadfast_process::{Failure, print_line};
 use uuid::Uuid;
 
-use crate::format::plain;
 use crate::job_args::{Job, JobArgs};
 use crate::output::{FormArgs, Output, notice};
+use steadfast_common::status::format::plain;
 
 /// List the processes of a job: the acting master, the holders of slots, the trainers; of an elastic job the
 /// agents.

@@ -11,7 +11,7 @@ mod drain;
 mod etcd;
 mod etcd_users;
 mod etcd_version;
-mod format;
+
 mod job_args;
 mod job_master;
 mod lists;

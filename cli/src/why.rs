@@ -7,20 +7,23 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use serde::Serialize;
 use serde_json::Value;
 use steadfast_common::ids::Lane;
 use steadfast_common::records::{JobOutcome, PserverRecord, ResultRecord};
-use steadfast_common::status::{JobPhase, JobStatus, TrainerStatus};
+use steadfast_common::status::format::{plain, rate};
+use steadfast_common::status::{Chain, JobPhase, JobStatus, TrainerStatus, Wait, chains};
 use steadfast_host::time::unix_ms;
 use steadfast_net::TlsIdentity;
 use steadfast_process::{Failure, print, print_line};
 
 use crate::admin_client;
-use crate::format::{plain, rate};
 use crate::job_args::{Job, JobArgs};
+use crate::job_master::JobMaster;
 use crate::output::{FormArgs, Output};
-use crate::status;
+use crate::status::{self, AnyStatus};
+
+/// The name of the next step of training in the graph of waits.
+const STEP: &str = "step";
 
 /// Observation period: a job that progresses within it is not blocked.
 const LOOK: Duration = Duration::from_secs(2);
@@ -37,27 +40,10 @@ pub struct WhyArgs {
     form: FormArgs,
 }
 
-/// A waiting component and what it waits for.
-#[derive(Debug, PartialEq, Serialize)]
-struct Waits {
-    what: String,
-    because: Vec<Waits>,
-}
-
-impl Waits {
-    fn on(what: impl Into<String>, because: Vec<Self>) -> Self {
-        Self { what: what.into(), because }
-    }
-
-    fn end(what: impl Into<String>) -> Self {
-        Self::on(what, Vec::new())
-    }
-}
-
 /// Observes the job and prints the wait chain.
 pub async fn run(args: WhyArgs) -> Result<ExitCode, Failure> {
     let job = args.job.find().await?;
-    let found = wait_chains(&job).await;
+    let found = chains(&waits(&job).await);
     match args.form.output() {
         Output::Json => print_line(serde_json::json!(found)),
         Output::Text => print(plain(&text(&found))),
@@ -65,49 +51,53 @@ pub async fn run(args: WhyArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn wait_chains(job: &Job) -> Vec<Waits> {
+/// Returns who waits for whom: what the master knows, and what the processes concerned answer.
+async fn waits(job: &Job) -> Vec<Wait> {
     // The processes of a job that has ended have exited.
     match job.etcd.get_json::<ResultRecord>(&job.keys.result()).await {
-        Ok(Some(result)) => return vec![Waits::end(outcome(&result))],
+        Ok(Some(result)) => return vec![Wait::of_job("", outcome(&result))],
         Ok(None) => {}
-        Err(error) => return vec![Waits::end(error.to_string())],
+        Err(error) => return vec![Wait::of_job("", error.to_string())],
     }
     let mut master = job.master();
-    match status::elastic::read(job, &mut master).await {
-        Ok(Some(status)) => return elastic::wait_chains(job, &status, unix_ms()).await,
-        Ok(None) => {}
-        Err(failure) => {
-            let master = Waits::end(format!("an acting master: {}", failure.message));
-            return vec![Waits::on("the job", vec![master])];
-        }
+    match status::read(job, &mut master).await {
+        Ok(AnyStatus::Live(status)) => training(job, &mut master, *status).await,
+        Ok(AnyStatus::Elastic(status)) => elastic::waits(job, &status, unix_ms()).await,
+        Ok(AnyStatus::Stored(status)) => without_master(&status.error),
+        Err(failure) => without_master(&failure.message),
     }
-    let first = match master.status().await {
-        Ok(status) => status,
-        Err(failure) => {
-            let master = Waits::end(format!("an acting master: {}", failure.message));
-            return vec![Waits::on("the job", vec![master])];
-        }
-    };
+}
+
+fn without_master(error: &str) -> Vec<Wait> {
+    let why = format!("an acting master: {error}");
+    vec![Wait::of_job("master", "the job"), Wait::new("master", "", why)]
+}
+
+/// Observes a training job for a moment.
+async fn training(job: &Job, master: &mut JobMaster, first: JobStatus) -> Vec<Wait> {
     if let Some(result) = &first.result {
-        return vec![Waits::end(outcome(result))];
+        return vec![Wait::of_job("", outcome(result))];
     }
-    let waits = lane_waits(job, &first).await;
+    let before = lane_waits(job, &first).await;
     tokio::time::sleep(LOOK).await;
     let status = match master.status().await {
         Ok(status) => status,
-        Err(failure) => return vec![Waits::end(failure.message)],
+        Err(failure) => return vec![Wait::of_job("", failure.message)],
     };
-    let mut found: Vec<Waits> = status.waiting.iter().map(Waits::end).collect();
+    let mut found = status.waits.clone();
     let has_progressed = first.version < status.version || first.examples < status.examples;
     if has_progressed {
         let speed = rate(status.examples_per_second);
-        let waits_now = lane_waits(job, &status).await;
-        found.push(match straggler(&status.trainers, &waits, &waits_now) {
-            Some(straggler) => Waits::on(format!("{speed} records/s: each step"), vec![straggler]),
-            None => Waits::end(format!("not blocked: {speed} records/s")),
-        });
+        let after = lane_waits(job, &status).await;
+        match straggler(&status.trainers, &before, &after) {
+            Some(why) => {
+                found.push(Wait::of_job(STEP, format!("{speed} records/s: each step")));
+                found.push(Wait::new(STEP, "", why));
+            }
+            None => found.push(Wait::of_job("", format!("not blocked: {speed} records/s"))),
+        }
     } else if status.state == JobPhase::Training {
-        found.push(step(job, &status).await);
+        found.extend(step(job, &status).await);
     }
     found
 }
@@ -125,7 +115,7 @@ async fn lane_waits(job: &Job, status: &JobStatus) -> Vec<f64> {
 }
 
 /// Returns the trainer that steps wait for, if they wait for it much longer than for any other.
-fn straggler(trainers: &[TrainerStatus], before: &[f64], after: &[f64]) -> Option<Waits> {
+fn straggler(trainers: &[TrainerStatus], before: &[f64], after: &[f64]) -> Option<String> {
     // Without an answer of the slot, the wait times are unknown, not zero.
     if before.is_empty() || after.is_empty() {
         return None;
@@ -144,12 +134,12 @@ fn straggler(trainers: &[TrainerStatus], before: &[f64], after: &[f64]) -> Optio
     if longest - next < MUCH_WAITING * LOOK.as_secs_f64() {
         return None;
     }
-    Some(Waits::end(format!(
+    Some(format!(
         "trainer {} ({}): steps waited for its gradients alone in {longest:.1} of the last {:.1} s",
         straggler.id,
         straggler.admin,
         LOOK.as_secs_f64()
-    )))
+    ))
 }
 
 fn outcome(result: &ResultRecord) -> String {
@@ -161,31 +151,40 @@ fn outcome(result: &ResultRecord) -> String {
 }
 
 /// Returns why the step is not complete.
-async fn step(job: &Job, status: &JobStatus) -> Waits {
-    let mut because = Vec::new();
+async fn step(job: &Job, status: &JobStatus) -> Vec<Wait> {
+    let mut found = Vec::new();
     for slot in &status.slots {
         let Some(address) = &slot.address else { continue };
-        let what = format!("slot {} (pserver {address})", slot.slot);
+        let (name, what) =
+            (format!("slot {}", slot.slot), format!("slot {} (pserver {address})", slot.slot));
         let record: Option<PserverRecord> =
             job.etcd.get_json(&job.keys.ps(slot.slot)).await.ok().flatten();
         let reply = match record {
             Some(record) => admin_client::status(&record.admin, &job.tls).await,
             None => Err(Failure::unavailable("it is not registered in etcd")),
         };
-        match reply {
-            Err(failure) => because.push(Waits::on(what, vec![Waits::end(failure.message)])),
-            Ok(reply) => {
-                let lanes = lanes_missing(&reply);
-                if !lanes.is_empty() {
-                    because.push(Waits::on(what, trainers(job, status, &lanes).await));
-                }
+        let lanes = match &reply {
+            Err(failure) => {
+                found.push(Wait::new(&name, "", &failure.message));
+                None
             }
+            Ok(reply) => Some(lanes_missing(reply)).filter(|lanes| !lanes.is_empty()),
+        };
+        if reply.is_err() || lanes.is_some() {
+            found.push(Wait::new(STEP, &name, what));
+        }
+        if let Some(lanes) = lanes {
+            let whys = trainers(job, status, &lanes).await;
+            found.extend(whys.into_iter().map(|why| Wait::new(&name, "", why)));
         }
     }
-    if because.is_empty() {
-        because = trainers(job, status, &[]).await;
+    if found.is_empty() {
+        let whys = trainers(job, status, &[]).await;
+        found.extend(whys.into_iter().map(|why| Wait::new(STEP, "", why)));
     }
-    Waits::on(format!("version {} of the parameters", status.version.0 + 1), because)
+    let what = format!("version {} of the parameters", status.version.0 + 1);
+    found.push(Wait::of_job(STEP, what));
+    found
 }
 
 fn lanes_missing(reply: &Value) -> Vec<u64> {
@@ -194,7 +193,7 @@ fn lanes_missing(reply: &Value) -> Vec<u64> {
 }
 
 /// Returns the trainers of the lanes, or all trainers if `lanes` is empty; and the lanes without a trainer.
-async fn trainers(job: &Job, status: &JobStatus, lanes: &[u64]) -> Vec<Waits> {
+async fn trainers(job: &Job, status: &JobStatus, lanes: &[u64]) -> Vec<String> {
     let mut found = Vec::new();
     let mut unassigned: Vec<u64> = lanes.to_vec();
     for trainer in &status.trainers {
@@ -202,11 +201,11 @@ async fn trainers(job: &Job, status: &JobStatus, lanes: &[u64]) -> Vec<Waits> {
         let its: Vec<u64> = lanes.iter().copied().filter(has).collect();
         unassigned.retain(|lane| !its.contains(lane));
         if lanes.is_empty() || !its.is_empty() {
-            found.push(Waits::end(one_trainer(trainer, &its, &job.tls).await));
+            found.push(one_trainer(trainer, &its, &job.tls).await);
         }
     }
     if !unassigned.is_empty() {
-        found.push(Waits::end(format!("{}, assigned to no trainer", numbered(&unassigned))));
+        found.push(format!("{}, assigned to no trainer", numbered(&unassigned)));
     }
     found
 }
@@ -235,21 +234,21 @@ fn numbered(lanes: &[u64]) -> String {
     }
 }
 
-fn text(found: &[Waits]) -> String {
+fn text(found: &[Chain]) -> String {
     let mut page = String::new();
     indent(&mut page, found, 0);
     page
 }
 
-fn indent(page: &mut String, found: &[Waits], depth: usize) {
-    for waits in found {
-        let on = match (waits.because.is_empty(), depth) {
+fn indent(page: &mut String, found: &[Chain], depth: usize) {
+    for chain in found {
+        let on = match (chain.because.is_empty(), depth) {
             (true, _) => "",
             (false, 0) => " waits for",
             (false, _) => ", which waits for",
         };
-        let _ = writeln!(page, "{:1$}{2}{on}", "", depth * 2, waits.what);
-        indent(page, &waits.because, depth + 1);
+        let _ = writeln!(page, "{:1$}{2}{on}", "", depth * 2, chain.what);
+        indent(page, &chain.because, depth + 1);
     }
 }
 
@@ -267,7 +266,7 @@ mod tests {
         }
         let with = |waits: [f64; 2]| {
             let after: Vec<f64> = [0.0, 0.0, waits[0], waits[1]].map(|wait| 5.0 + wait).to_vec();
-            straggler(&trainers, &[5.0; 4], &after).map(|it| it.what)
+            straggler(&trainers, &[5.0; 4], &after)
         };
         let named = with([0.1, 1.8]).unwrap();
         assert!(named.starts_with("trainer 00000000-0000-0000-0000-000000000002 "), "{named}");
@@ -278,11 +277,13 @@ mod tests {
 
     #[test]
     fn a_wait_chain_leads_from_the_job_to_the_blocking_process() {
-        let trainer = Waits::end("lane 2 of trainer t: it does not answer");
-        let slot = Waits::on("slot 0 (pserver p)", vec![trainer]);
-        let step = Waits::on("version 8 of the parameters", vec![slot]);
+        let waits = [
+            Wait::new("slot 0", "", "lane 2 of trainer t: it does not answer"),
+            Wait::new(STEP, "slot 0", "slot 0 (pserver p)"),
+            Wait::of_job(STEP, "version 8 of the parameters"),
+        ];
         let expected = "version 8 of the parameters waits for\n  slot 0 (pserver p), which waits for\n    \
                         lane 2 of trainer t: it does not answer\n";
-        assert_eq!(text(&[step]), expected);
+        assert_eq!(text(&chains(&waits)), expected);
     }
 }

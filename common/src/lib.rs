@@ -10,7 +10,6 @@ pub mod compression;
 pub mod dataset;
 pub mod durations;
 pub mod elastic;
-pub mod elastic_status;
 pub mod error;
 pub mod finite;
 pub mod given_up;

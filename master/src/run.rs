@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use clap::Parser;
 use serde::Serialize;
-use serde_json::json;
 use steadfast_common::durations;
 use steadfast_common::elastic::ElasticSpec;
 use steadfast_common::error::ErrorKind;
@@ -43,8 +42,9 @@ use crate::failure_detector::FailureDetector;
 use crate::job::{self, Job, Opened, Request};
 use crate::rpc::service::Service;
 use crate::status::metrics::Metrics;
+use crate::status::page;
 use crate::status::tensorboard::{Curves, TermName};
-use crate::status::{elastic_page, page};
+use crate::status::view::StatusView;
 use crate::stream::Follower;
 use crate::table_watch::TableWatch;
 
@@ -121,10 +121,14 @@ pub async fn live(
     let (elastic_job, serving_rx) = watch::channel(Serving::default());
     let mut registry = prometheus_client::registry::Registry::default();
     let waits = watch::Sender::new(None::<String>);
-    Metrics::register(&mut registry, acting_rx.clone(), waits.subscribe());
-    let (waits_shown, waits_paged) = (waits.subscribe(), waits.subscribe());
-    let (shown, paged) = (acting_rx.clone(), acting_rx.clone());
-    let (elastic_shown, elastic_paged) = (serving_rx.clone(), serving_rx.clone());
+    let status = StatusView {
+        job: common.job.clone(),
+        acting: acting_rx.clone(),
+        elastic: serving_rx.clone(),
+        waits: waits.subscribe(),
+    };
+    let paged = status.clone();
+    registry.register_collector(Box::new(Metrics { status: status.clone() }));
     let _admin = admin.serve(AdminContent {
         role: "master",
         job: common.job.clone(),
@@ -133,19 +137,8 @@ pub async fn live(
         metrics: registry,
         token: common.security.admin_token()?,
         shutdown: shutdown.clone(),
-        status: Box::new(move || match (&*shown.borrow(), elastic_shown.borrow().status()) {
-            (Some(acting), _) => json!(acting.status()),
-            (None, Some(status)) => json!(*status),
-            (None, None) => match &*waits_shown.borrow() {
-                Some(waits_for) => json!({ "acting": false, "waits_for": waits_for }),
-                None => json!({ "acting": false }),
-            },
-        }),
-        page: Some(Box::new(move || match (&*paged.borrow(), elastic_paged.borrow().status()) {
-            (Some(acting), _) => page::sections(&acting.status(), unix_ms()),
-            (None, Some(status)) => elastic_page::sections(&status, unix_ms()),
-            (None, None) => page::standby(waits_paged.borrow().as_deref()),
-        })),
+        status: Box::new(move || status.json()),
+        page: Some(Box::new(move || page::sections(&paged.document(), unix_ms()))),
     });
     let (_health, health) = health("steadfast.v1.Master", &readiness).await;
     let server = MasterServer::new(Service { acting: acting_rx })
@@ -517,8 +510,7 @@ impl MasterProcess<'_> {
             store,
             task_deadline: spec.tasks.deadline,
             max_staleness: spec.asynchronous.max_staleness,
-            view: Arc::new(StatusSource {
-                spec,
+            source: Arc::new(StatusSource {
                 address: self.record.address.clone(),
                 records,
                 rate: Mutex::new(Rate::default()),

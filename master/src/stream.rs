@@ -196,6 +196,7 @@ impl StreamHandle {
             // Records that were given up are not among the examples.
             waiting_records: record.records
                 - snapshot
+                    .status
                     .examples
                     .clamp(passes.records_before.min(record.records), record.records),
             oldest_seconds: oldest.map_or(0.0, |at| unix_ms().saturating_sub(at) as f64 / 1000.0),
@@ -209,7 +210,7 @@ impl StreamHandle {
     /// Returns why trainers wait for files, if they do.
     pub(crate) fn waiting(&self, snapshot: &StatusSnapshot) -> Option<String> {
         let record = &snapshot.stream.as_ref()?.record;
-        if record.end.is_some() || snapshot.pass < record.next {
+        if record.end.is_some() || snapshot.status.pass < record.next {
             return None;
         }
         let view = self.view.borrow();
@@ -370,7 +371,7 @@ impl Follower {
                 self.show(Some(known), None);
                 shown = now();
             }
-            let present = self.event_loop.snapshot.borrow().pass;
+            let present = self.event_loop.snapshot.borrow().status.pass;
             let mut files = known.watched.complete(now().0);
             let pass = known.stream.next;
             files.truncate(files_of_next(spec.mode, files.len(), pass, present));
@@ -436,7 +437,7 @@ impl Follower {
     /// Forgets the passes that no checkpoint needs.
     async fn forget_passes(&self, known: &mut Known) -> Result<(), FollowError> {
         let enough = known.stream.first.0.saturating_add(FORGOTTEN_AT_ONCE);
-        if self.event_loop.snapshot.borrow().pass.0 < enough {
+        if self.event_loop.snapshot.borrow().status.pass.0 < enough {
             return Ok(());
         }
         let to = self.first_needed().await?;

@@ -70,7 +70,7 @@ impl TableWatch {
         let is_recent = |at: &Option<Instant>| at.is_some_and(|at| at.elapsed() < LOOKED_AT_MAX);
         while self.looked_at.wait_for(is_recent).await.is_ok() {
             self.follow_slots(&mut holders);
-            let generation = self.event_loop.snapshot.borrow().generation.0;
+            let generation = self.event_loop.snapshot.borrow().status.generation.0;
             let answers = holders.iter_mut().map(|(slot, holder)| holder.ask(*slot, generation));
             let answers: Vec<Option<SlotTables>> = join_all(answers).await;
             // The model of a job does not change, and another generation has the same tables.
@@ -86,7 +86,7 @@ impl TableWatch {
     fn follow_slots(&self, holders: &mut BTreeMap<Slot, Holder>) {
         let snapshot = self.event_loop.snapshot.borrow().clone();
         let mut before = std::mem::take(holders);
-        for status in &snapshot.slots {
+        for status in &snapshot.status.slots {
             let (Some(address), Some(incarnation)) = (&status.address, status.incarnation) else {
                 continue;
             };

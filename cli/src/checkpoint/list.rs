@@ -11,9 +11,9 @@ use steadfast_common::records::{CheckpointRecord, ShardRecord};
 use steadfast_process::{Failure, print, print_line};
 
 use super::manifests::{self, Manifest};
-use crate::format::{bytes, span};
 use crate::job_args::JobArgs;
 use crate::output::{FormArgs, Output, notice};
+use steadfast_common::status::format::{bytes, span};
 
 /// List the checkpoints of a job, newest first.
 #[derive(Debug, Args)]

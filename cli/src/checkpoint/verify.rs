@@ -15,9 +15,9 @@ use steadfast_store::Location;
 use super::choice::choose;
 use super::explain;
 use super::manifests::{self, Manifest};
-use crate::format::plural;
 use crate::job_args::{Job, JobArgs};
 use crate::output::{FormArgs, Output, answered};
+use steadfast_common::status::format::plural;
 
 /// Read checkpoints completely and check that they are sound.
 #[derive(Debug, Args)]

@@ -6,8 +6,8 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use steadfast_common::status::{JobPhase, JobStatus};
 
 use super::observer::Observation;
-use crate::format::{figure, plural, rate, span};
 use crate::output::notice;
+use steadfast_common::status::format::{figure, plural, rate, span};
 
 /// Interval between lines while the status changes.
 const LINE_EVERY: Duration = Duration::from_secs(2);

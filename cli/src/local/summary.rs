@@ -13,8 +13,8 @@ use steadfast_common::stream::LeftOut;
 use steadfast_process::{Failure, try_print};
 
 use super::outages::Outage;
-use crate::format::{figure, passes, plural, span};
 use crate::output::Output;
+use steadfast_common::status::format::{figure, passes, plural, span};
 
 /// Maximum number of discarded tasks that are listed.
 const LISTED_MAX: usize = 10;

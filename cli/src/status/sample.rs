@@ -1,11 +1,6 @@
 //! Sample jobs and statuses for tests.
 
 use steadfast_common::elastic::ElasticKind;
-use steadfast_common::elastic_status::{
-    ElasticPhase, ElasticStatus, HostStatus, LauncherStatus, NodePhase, NodeReport, NodeStatus,
-    WorkersPhase,
-};
-use steadfast_common::given_up::Discarded;
 use steadfast_common::ids::{
     Generation, Incarnation, Lane, NodeId, Pass, Round, Slot, TrainerId, Version,
 };
@@ -14,8 +9,9 @@ use steadfast_common::launch::HostRecord;
 use steadfast_common::records::EvaluationRecord;
 use steadfast_common::spec::{JobSpec, Mode};
 use steadfast_common::status::{
-    JobPhase, JobStatus, MasterStatus, Queues, Saving, SlotStatus, TimeBreakdown, TimelineEvent,
-    TrainerStatus,
+    ElasticPhase, ElasticStatus, HostStatus, JobPhase, JobStatus, LauncherStatus, MasterStatus,
+    NodePhase, NodeReport, NodeStatus, Queues, SlotStatus, TimeBreakdown, TimelineEvent,
+    TimelineKind, TrainerStatus, Wait, WorkersPhase,
 };
 use uuid::Uuid;
 
@@ -45,10 +41,10 @@ pub fn training() -> JobStatus {
         mode: Mode::Sync,
         state: JobPhase::Training,
         waiting: vec!["slot 1 has no pserver".to_owned()],
+        waits: vec![Wait::of_job("slot 1", "slot 1 has no pserver")],
         generation: Generation(1),
         pass: Pass(2),
         passes: Some(20),
-        steps: None,
         version: Version(180),
         queues: Queues { todo: 76, pending: 2, done: 12, discarded: 0 },
         examples: 3_000,
@@ -75,19 +71,8 @@ pub fn training() -> JobStatus {
         ps_desired: 2,
         trainers: vec![trainer(1, &[0, 1], 0), trainer(2, &[], 1)],
         checkpoint: Some("c-1".to_owned()),
-        checkpoint_error: None,
-        checkpoint_failures: 0,
-        saving: Saving::default(),
-        warnings: Vec::new(),
-        recoveries: Vec::new(),
-        discarded: Discarded::default(),
-        time_breakdown: TimeBreakdown::default(),
         seconds_left: Some(12.0),
-        events: Vec::new(),
-        points: Vec::new(),
-        result: None,
-        stream: None,
-        tables: Vec::new(),
+        ..JobStatus::default()
     }
 }
 
@@ -122,12 +107,16 @@ pub fn elastic() -> ElasticStatus {
         blacklisted_until_unix_ms: Some(24_000),
     };
     let failed = HostRecord { failures: 2, cooldown_ms: Some(8_000), agent: None };
+    let waiting = vec!["10.0.0.1:4001 waits for 10.0.0.2:4002".to_owned()];
+    let awaited = vec![NodeId(Uuid::from_u128(2))];
+    let event = |unix_ms, kind, what| TimelineEvent { unix_ms, what, kind };
     ElasticStatus {
         kind: ElasticKind::Elastic,
         job: "ddp".to_owned(),
         state: ElasticPhase::Gathering,
-        waiting: vec!["10.0.0.1:4001 waits for 10.0.0.2:4002".to_owned()],
-        awaited: vec![NodeId(Uuid::from_u128(2))],
+        waits: ElasticStatus::waits_of(&waiting, &awaited),
+        waiting,
+        awaited,
         nodes_min: 1,
         nodes_max: 4,
         round: Round(3),
@@ -154,8 +143,8 @@ pub fn elastic() -> ElasticStatus {
         master: Some(MasterStatus { address: "127.0.0.1:4000".to_owned(), epoch: 9 }),
         error: None,
         restarts_of_gone: 0,
-        exits: vec![TimelineEvent { unix_ms: 18_000, what: exit }],
-        events: vec![TimelineEvent { unix_ms: 15_000, what: "round 3 formed".to_owned() }],
+        exits: vec![event(18_000, TimelineKind::Failure, exit)],
+        events: vec![event(15_000, TimelineKind::Generation, "round 3 formed".to_owned())],
         result: None,
     }
 }

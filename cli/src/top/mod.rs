@@ -9,14 +9,15 @@ use std::time::Duration;
 use clap::Args;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyModifiers};
+use steadfast_common::status::Document;
 use steadfast_process::{Failure, Shutdown};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, interval, timeout};
 
 use crate::job_args::{Job, JobArgs};
 use crate::job_master::JobMaster;
-use crate::status::elastic;
-use screen::{ScreenState, Shown};
+use crate::status::{self, AnyStatus};
+use screen::ScreenState;
 
 /// Polling interval.
 const POLL_EVERY: Duration = Duration::from_millis(500);
@@ -94,7 +95,7 @@ async fn poll(
     ticks: &mut tokio::time::Interval,
     job: &Job,
     master: &mut JobMaster,
-) -> Result<Shown, Failure> {
+) -> Result<Document, Failure> {
     ticks.tick().await;
     let started = Instant::now();
     timeout(TIMEOUT, read(job, master)).await.unwrap_or_else(|_| {
@@ -105,11 +106,16 @@ async fn poll(
     })
 }
 
-async fn read(job: &Job, master: &mut JobMaster) -> Result<Shown, Failure> {
-    Ok(match elastic::read(job, master).await? {
-        Some(status) => Shown::Elastic(Box::new(status)),
-        None => Shown::Training(Box::new(master.status().await?)),
-    })
+async fn read(job: &Job, master: &mut JobMaster) -> Result<Document, Failure> {
+    match status::read(job, master).await? {
+        // The last status of a master says more.
+        AnyStatus::Stored(status) if status.result.is_none() => {
+            Err(Failure::unavailable(status.error))
+        }
+        status @ (AnyStatus::Live(_) | AnyStatus::Stored(_) | AnyStatus::Elastic(_)) => {
+            Ok(status.document())
+        }
+    }
 }
 
 /// Returns a channel of the actions of pressed keys. A separate thread reads the keys and ends shortly after

@@ -1,6 +1,4 @@
-//! Draws a job on the terminal.
-
-mod elastic;
+//! Draws the document of a job's status on the terminal.
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -8,18 +6,15 @@ use ratatui::style::{Color, Style, Stylize};
 use ratatui::symbols::Marker;
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{
-    Axis, Block, Cell, Chart, Dataset, GraphType, LineGauge, Paragraph, Row, Table, Wrap,
+    Axis, Block, Cell as Place, Chart, Dataset, GraphType, LineGauge, Paragraph, Row as Places,
+    Table as Grid, Wrap,
 };
-use steadfast_common::elastic_status::ElasticStatus;
-use steadfast_common::ids::Lane;
-use steadfast_common::spec::Mode;
+use steadfast_common::status::format::{plain, span};
 use steadfast_common::status::{
-    Curve, Curves, JobPhase, JobStatus, SlotStatus, TimelineEvent, TrainerStatus,
+    Body, Cell, Curve, Document, Level, Row, Table, TimelineEvent, Value,
 };
 use steadfast_host::time::unix_ms;
 use steadfast_process::Failure;
-
-use crate::format::{figure, plain, plural, rate, span};
 
 /// Maximum number of reasons for waiting that are shown; the rest is counted.
 const REASONS_SHOWN: usize = 4;
@@ -33,21 +28,29 @@ const EVENTS_ROWS: u16 = 8;
 /// Terminals with fewer rows show no curves.
 const ROWS_FOR_CURVES: u16 = 36;
 
-/// The status of a job of either kind.
-#[derive(Debug)]
-pub enum Shown {
-    Training(Box<JobStatus>),
-    Elastic(Box<ElasticStatus>),
-}
+/// Maximum number of rows of the job that are shown, in two columns.
+const FACTS_MAX: usize = 12;
+
+/// Width of the labels of the job's rows.
+const LABEL: usize = 10;
+
+/// Width of a bar that shows parts of a whole.
+const BAR: u16 = 20;
+
+/// Maximum width of a column.
+const COLUMN_MAX: u16 = 40;
+
+/// The colors of the parts of a bar.
+const PARTS: [Color; 5] = [Color::Green, Color::Blue, Color::DarkGray, Color::Cyan, Color::Yellow];
 
 /// The last known status of a job.
 #[derive(Debug)]
 pub struct ScreenState {
     name: String,
-    status: Option<Shown>,
+    status: Option<Document>,
     /// Why the last request failed, if it did.
     error: Option<String>,
-    /// Number of trainers, or nodes, scrolled off above.
+    /// Number of rows of the longest table scrolled off above.
     above: usize,
 }
 
@@ -58,7 +61,7 @@ impl ScreenState {
     }
 
     /// Takes the result of a request. An error keeps the last status.
-    pub fn note(&mut self, answer: Result<Shown, Failure>) {
+    pub fn note(&mut self, answer: Result<Document, Failure>) {
         match answer {
             Ok(status) => (self.status, self.error) = (Some(status), None),
             Err(failure) => self.error = Some(failure.message),
@@ -66,26 +69,17 @@ impl ScreenState {
         self.scroll(0);
     }
 
-    /// Scrolls the list of trainers or nodes down by this number of rows, or up if it is negative.
+    /// Scrolls the longest table down by this number of rows, or up if it is negative.
     pub fn scroll(&mut self, rows: isize) {
-        let listed = match &self.status {
-            Some(Shown::Training(status)) => status.trainers.len(),
-            Some(Shown::Elastic(status)) => status.nodes.len(),
-            None => 0,
-        };
-        let last = listed.saturating_sub(1);
+        let longest = self.status.as_ref().and_then(|it| longest(&tables(it)));
+        let last = longest.map_or(0, |table| table.rows.len().saturating_sub(1));
         self.above = self.above.saturating_add_signed(rows).min(last);
     }
 }
 
 pub fn draw(frame: &mut Frame<'_>, view: &ScreenState) {
     match &view.status {
-        Some(Shown::Training(status)) => draw_training(frame, view, status),
-        Some(Shown::Elastic(status)) => {
-            let error = view.error.as_ref().or(status.error.as_ref());
-            let reasons = reasons(error, &status.waiting);
-            elastic::draw(frame, status, &reasons, view.above, unix_ms());
-        }
+        Some(document) => draw_document(frame, view, document, unix_ms()),
         None => {
             let why = view.error.as_deref().unwrap_or("connecting …");
             let text = Paragraph::new(format!("job {}: {why}", plain(&view.name)));
@@ -94,38 +88,45 @@ pub fn draw(frame: &mut Frame<'_>, view: &ScreenState) {
     }
 }
 
-fn draw_training(frame: &mut Frame<'_>, view: &ScreenState, status: &JobStatus) {
-    let checkpoint = status.checkpoint_error.as_ref();
-    let checkpoint = checkpoint.map(|error| format!("no new checkpoint: {error}"));
-    let waiting: Vec<String> = status.waiting.iter().cloned().chain(checkpoint).collect();
-    let reasons = reasons(view.error.as_ref(), &waiting);
-    let curves = if frame.area().height < ROWS_FOR_CURVES { 0 } else { CURVE_ROWS };
-    let [head, why, drawn, members, events] = Layout::vertical([
-        Constraint::Length(7),
+fn draw_document(frame: &mut Frame<'_>, view: &ScreenState, document: &Document, now_unix_ms: u64) {
+    let reasons = reasons(view.error.as_ref(), document);
+    let (mut facts, mut events, mut curves) = (&[][..], &[][..], &[][..]);
+    for section in &document.sections {
+        match &section.body {
+            Body::Rows(rows) => facts = &rows[..rows.len().min(FACTS_MAX)],
+            Body::Curves(drawn, _) => curves = drawn,
+            Body::Events(listed) => events = listed,
+            Body::Table(_) => {}
+        }
+    }
+    let has_curves = !curves.is_empty() && ROWS_FOR_CURVES <= frame.area().height;
+    let [head, why, drawn, members, below] = Layout::vertical([
+        Constraint::Length(3 + facts.len().div_ceil(2) as u16),
         Constraint::Length(reasons_rows(&reasons)),
-        Constraint::Length(curves),
+        Constraint::Length(if has_curves { CURVE_ROWS } else { 0 }),
         Constraint::Min(4),
         Constraint::Length(EVENTS_ROWS),
     ])
     .areas(frame.area());
-    draw_head(frame, head, status);
+    draw_head(frame, head, document, facts, now_unix_ms);
     draw_reasons(frame, why, &reasons);
-    if curves != 0 {
-        draw_curves(frame, drawn, &Curves::through(&status.points));
+    if has_curves {
+        draw_curves(frame, drawn, curves);
     }
-    let [trainers, slots] =
-        Layout::horizontal([Constraint::Fill(2), Constraint::Fill(1)]).areas(members);
-    draw_trainers(frame, trainers, &status.trainers, view.above);
-    draw_slots(frame, slots, &status.slots);
-    let now = status.points.iter().map(|it| it.unix_ms).max().unwrap_or(0);
-    draw_events(frame, events, &status.events, now);
+    draw_tables(frame, members, &tables(document), view.above, now_unix_ms);
+    draw_events(frame, below, events, now_unix_ms);
 }
 
 /// Returns why the job waits, or why its status is out of date.
-fn reasons(error: Option<&String>, waiting: &[String]) -> Vec<String> {
+fn reasons(error: Option<&String>, document: &Document) -> Vec<String> {
     let no_answer = error.map(|it| format!("no current status: {it}"));
-    let all = no_answer.into_iter().chain(waiting.iter().cloned());
-    let mut reasons: Vec<String> = all.map(|it| plain(&it)).collect();
+    let mut reasons: Vec<String> = no_answer.into_iter().collect();
+    for wait in &document.waits {
+        let why = plain(&wait.why);
+        if !reasons.contains(&why) {
+            reasons.push(why);
+        }
+    }
     if REASONS_SHOWN < reasons.len() {
         let more = reasons.len() - REASONS_SHOWN;
         reasons.truncate(REASONS_SHOWN);
@@ -145,181 +146,162 @@ fn draw_reasons(frame: &mut Frame<'_>, area: Rect, reasons: &[String]) {
     }
 }
 
-fn draw_head(frame: &mut Frame<'_>, area: Rect, status: &JobStatus) {
-    let state = match status.state {
-        JobPhase::Waiting => "waiting".red(),
-        JobPhase::Starting => "starting".yellow(),
-        JobPhase::Training => "training".green(),
-        JobPhase::Evaluating => "evaluating".green(),
-        JobPhase::Saving => "saving".green(),
-        JobPhase::Finished => "finished".green(),
-        JobPhase::Failed => "failed".red(),
-    };
-    let mode = match status.mode {
-        Mode::Sync => "synchronous",
-        Mode::Async => "asynchronous",
+fn draw_head(
+    frame: &mut Frame<'_>,
+    area: Rect,
+    document: &Document,
+    facts: &[Row],
+    now_unix_ms: u64,
+) {
+    let kind = match document.kind {
+        "" => String::new(),
+        kind => format!(", {kind}"),
     };
     let title = Line::from(vec![
-        Span::from(plain(&status.job)).bold(),
+        Span::from(plain(&document.job)).bold(),
         ": ".into(),
-        state,
-        format!(", {mode}").into(),
+        Span::styled(plain(&document.state), style(document.level)),
+        kind.into(),
     ]);
     let block =
         Block::bordered().title(title).title_bottom(Line::from(" q quits ").right_aligned());
     let inner = block.inner(area);
     frame.render_widget(block, area);
-    let [gauge, facts] = Layout::vertical([Constraint::Length(1), Constraint::Min(0)]).areas(inner);
-    let done = match (status.examples_total, status.steps) {
-        (Some(total), _) => status.examples as f64 / total as f64,
-        (None, Some(steps)) => status.version.0 as f64 / steps as f64,
-        (None, None) => 0.0,
+    let [gauge, text] = Layout::vertical([Constraint::Length(1), Constraint::Min(0)]).areas(inner);
+    if let Some(done) = document.done.filter(|done| (0.0..=1.0).contains(done)) {
+        let filled = Style::new().fg(Color::Green);
+        frame.render_widget(LineGauge::default().filled_style(filled).ratio(done), gauge);
+    }
+    let sides: [Rect; 2] = Layout::horizontal([Constraint::Fill(1); 2]).areas(text);
+    let line = |row: &Row| {
+        let words = plain(&row.words(now_unix_ms));
+        Line::styled(format!("{:<LABEL$} {words}", plain(&row.label)), style(row.level))
     };
-    let done = if done.is_finite() { done.clamp(0.0, 1.0) } else { 0.0 };
-    let filled = Style::new().fg(Color::Green);
-    frame.render_widget(LineGauge::default().filled_style(filled).ratio(done), gauge);
-    frame.render_widget(Paragraph::new(facts_of(status)), facts);
+    for (side, rows) in sides.into_iter().zip(facts.chunks(facts.len().div_ceil(2).max(1))) {
+        frame.render_widget(Paragraph::new(rows.iter().map(line).collect::<Vec<_>>()), side);
+    }
 }
 
-fn facts_of(status: &JobStatus) -> Vec<Line<'static>> {
-    let of = |now: u64, all: Option<u64>| match all {
-        Some(all) => format!("{now} of {all}"),
-        None => now.to_string(),
-    };
-    let pass = u64::from(status.pass.0) + 1;
-    let passes = status.passes.map(u64::from);
-    let left = status.seconds_left.map_or_else(String::new, |it| format!(", {} left", span(it)));
-    let progress = format!(
-        "pass {}, step {}, {} records, {} a second{left}",
-        of(passes.map_or(pass, |all| pass.min(all)), passes),
-        of(status.version.0, status.steps),
-        of(status.examples, status.examples_total),
-        rate(status.examples_per_second),
-    );
-    let loss = status.loss.map_or_else(|| "–".to_owned(), figure);
-    let metric = status.evaluation.as_ref().map_or_else(String::new, |it| {
-        format!(", {} {} on {} held-out records", it.metric_name, figure(it.metric), it.records)
-    });
-    let queues = status.queues;
-    let tasks = format!(
-        "tasks: {} todo, {} pending, {} done, {} discarded",
-        queues.todo, queues.pending, queues.done, queues.discarded
-    );
-    let whole = format!(
-        "generation {}, master {} (epoch {}), checkpoint {}",
-        status.generation,
-        status.master.address,
-        status.master.epoch,
-        status.checkpoint.as_deref().unwrap_or("none"),
-    );
-    [progress, format!("loss {loss}{metric}"), tasks, whole]
-        .into_iter()
-        .map(|it| Line::from(plain(&it)))
-        .collect()
+fn style(level: Level) -> Style {
+    match level {
+        Level::Normal => Style::new(),
+        Level::Good => Style::new().fg(Color::Green),
+        Level::Warning => Style::new().fg(Color::Yellow),
+        Level::Bad => Style::new().fg(Color::Red),
+    }
 }
 
-fn draw_curves(frame: &mut Frame<'_>, area: Rect, curves: &Curves) {
-    let places: [Rect; 3] = Layout::horizontal([Constraint::Fill(1); 3]).areas(area);
-    let [loss, metric, speed] = places;
-    draw_curve(frame, loss, "loss", &curves.loss, figure);
-    draw_curve(frame, metric, "held-out metric", &curves.metric, figure);
-    draw_curve(frame, speed, "records/s", &curves.examples_per_second, rate);
+fn draw_curves(frame: &mut Frame<'_>, area: Rect, curves: &[Curve]) {
+    let places = Layout::horizontal(curves.iter().map(|_| Constraint::Fill(1))).split(area);
+    for (place, curve) in places.iter().zip(curves) {
+        draw_curve(frame, *place, curve);
+    }
 }
 
-fn draw_curve(
-    frame: &mut Frame<'_>,
-    area: Rect,
-    title: &'static str,
-    curve: &Curve,
-    label: fn(f64) -> String,
-) {
-    let block = Block::bordered().title(title);
-    let (Some(first), Some(last)) = (curve.first(), curve.last()) else {
+fn draw_curve(frame: &mut Frame<'_>, area: Rect, curve: &Curve) {
+    let block = Block::bordered().title(curve.label);
+    let (Some(first), Some(last)) = (curve.points.first(), curve.points.last()) else {
         return frame.render_widget(Paragraph::new("nothing yet").block(block), area);
     };
-    let values = curve.iter().map(|it| it.1);
+    let values = curve.points.iter().map(|it| it.1);
     let low = values.clone().fold(f64::INFINITY, f64::min);
     let high = values.fold(f64::NEG_INFINITY, f64::max);
+    let label = |value: f64| curve.scale.value(value).text(0);
+    // One label is enough for a flat curve.
+    let labels = if low < high { vec![label(low), label(high)] } else { vec![label(high)] };
     let room = ((high - low) * 0.05).max(high.abs() * 1e-6).max(1e-9);
-    let line = Dataset::default().marker(Marker::Braille).graph_type(GraphType::Line).data(curve);
-    let chart = Chart::new(vec![line.cyan()])
+    let line = Dataset::default().marker(Marker::Braille).graph_type(GraphType::Line);
+    let chart = Chart::new(vec![line.data(&curve.points).cyan()])
         .block(block)
         .x_axis(
             Axis::default()
                 .bounds([first.0, last.0.max(first.0 + 1.0)])
                 .labels([span(first.0), span(last.0)]),
         )
-        .y_axis(
-            Axis::default().bounds([low - room, high + room]).labels([label(low), label(high)]),
-        );
+        .y_axis(Axis::default().bounds([low - room, high + room]).labels(labels));
     frame.render_widget(chart, area);
 }
 
-fn draw_trainers(frame: &mut Frame<'_>, area: Rect, trainers: &[TrainerStatus], above: usize) {
-    let head = ["trainer", "works on", "comp", "push", "wait", "pull", "read", "MB/s"];
-    let rows = trainers.iter().skip(above).map(|it| {
-        let work = match it.lanes.as_slice() {
-            [] => plural(it.tasks as usize, "task"),
-            lanes => format!("lanes {}", ranges(lanes)),
-        };
-        let time_breakdown = it.time_breakdown;
-        let share = |part: f64| match time_breakdown.total() {
-            total if 0.0 < total => format!("{:.0} %", part / total * 100.0),
-            _ => "–".to_owned(),
-        };
-        let id = it.id.to_string();
-        let shares = [
-            time_breakdown.compute,
-            time_breakdown.push,
-            time_breakdown.wait,
-            time_breakdown.pull,
-            time_breakdown.data,
-        ]
-        .map(share);
-        let moved = format!("{:.1}", time_breakdown.bytes_per_second() / 1e6);
-        let cells = [id.chars().take(8).collect(), work].into_iter().chain(shares).chain([moved]);
-        Row::new(cells.map(Cell::from))
+fn tables(document: &Document) -> Vec<&Table> {
+    let tables = document.sections.iter().filter_map(|section| match &section.body {
+        Body::Table(table) => Some(table),
+        Body::Rows(_) | Body::Curves(..) | Body::Events(_) => None,
     });
-    let shares = [Constraint::Length(5); 6];
-    let widths = [Constraint::Length(8), Constraint::Min(12)].into_iter().chain(shares);
-    let title = match above {
-        0 => plural(trainers.len(), "trainer"),
-        above => format!("{} ({above} above)", plural(trainers.len(), "trainer")),
+    tables.collect()
+}
+
+fn longest<'a>(tables: &[&'a Table]) -> Option<&'a Table> {
+    tables.iter().copied().max_by_key(|table| (table.rows.len(), table.columns.len()))
+}
+
+/// Draws tables beside each other, each with a width for what is in it.
+fn draw_tables(
+    frame: &mut Frame<'_>,
+    area: Rect,
+    tables: &[&Table],
+    above: usize,
+    now_unix_ms: u64,
+) {
+    let widths: Vec<Vec<u16>> = tables.iter().map(|it| widths(it, now_unix_ms)).collect();
+    let constraints = widths.iter().map(|it| Constraint::Fill(it.iter().map(|it| it + 1).sum()));
+    let places = Layout::horizontal(constraints).split(area);
+    for ((table, widths), place) in tables.iter().zip(widths).zip(places.iter()) {
+        let is_longest = longest(tables).is_some_and(|it| std::ptr::eq(it, *table));
+        let above = if is_longest { above } else { 0 };
+        draw_table(frame, *place, table, (widths, above), now_unix_ms);
+    }
+}
+
+fn widths(table: &Table, now_unix_ms: u64) -> Vec<u16> {
+    let column = |(at, head): (usize, &&str)| {
+        let cells = table.rows.iter().filter_map(|row| row.get(at));
+        let width = |cell: &Cell| match &cell.value {
+            Value::Shares(_) => BAR,
+            other => other.short(now_unix_ms).chars().count() as u16,
+        };
+        cells.map(width).chain([head.chars().count() as u16]).max().unwrap_or(0).min(COLUMN_MAX)
     };
-    let table = Table::new(rows, widths).header(Row::new(head).bold());
-    frame.render_widget(table.block(Block::bordered().title(title)), area);
+    table.columns.iter().enumerate().map(column).collect()
 }
 
-/// Formats lanes as ranges, since most are adjacent: `0-3 6`.
-fn ranges(lanes: &[Lane]) -> String {
-    let ranges = lanes.chunk_by(|left, right| left.0 + 1 == right.0).map(|chunk| match chunk {
-        [first, .., last] => format!("{first}-{last}"),
-        lone => lone.iter().map(ToString::to_string).collect(),
+fn draw_table(
+    frame: &mut Frame<'_>,
+    area: Rect,
+    table: &Table,
+    (widths, above): (Vec<u16>, usize),
+    now_unix_ms: u64,
+) {
+    let cell = |cell: &Cell| match &cell.value {
+        Value::Shares(parts) => Place::from(bar(parts)),
+        other => Place::from(plain(&other.short(now_unix_ms))).style(style(cell.level)),
+    };
+    let rows = table.rows.iter().skip(above);
+    let rows = rows.map(|row| Places::new(row.iter().map(cell)));
+    let title = match above {
+        0 => format!("{}: {}", table.summary.label, table.summary.text),
+        above => format!("{}: {} ({above} above)", table.summary.label, table.summary.text),
+    };
+    let head = Places::new(table.columns.iter().copied()).bold();
+    let grid = Grid::new(rows, widths.into_iter().map(Constraint::Length)).header(head);
+    frame.render_widget(grid.block(Block::bordered().title(plain(&title))), area);
+}
+
+/// Draws parts of a whole as a bar.
+fn bar(parts: &[(&'static str, f64)]) -> Line<'static> {
+    let whole: f64 = parts.iter().map(|(_, amount)| amount).sum();
+    let spans = parts.iter().zip(PARTS).filter(|_| 0.0 < whole).map(|((_, amount), color)| {
+        let width = (amount / whole * f64::from(BAR)).round() as usize;
+        Span::styled("█".repeat(width), Style::new().fg(color))
     });
-    ranges.collect::<Vec<String>>().join(" ")
+    Line::from(spans.collect::<Vec<_>>())
 }
 
-fn draw_slots(frame: &mut Frame<'_>, area: Rect, slots: &[SlotStatus]) {
-    let rows = slots.iter().map(|it| {
-        let holder = match &it.address {
-            Some(address) => Cell::from(plain(address)),
-            None => Cell::from("free").red(),
-        };
-        let since = it.incarnation.map_or_else(String::new, |it| it.to_string());
-        Row::new([Cell::from(it.slot.to_string()), holder, Cell::from(since)])
-    });
-    let widths = [Constraint::Length(4), Constraint::Min(15), Constraint::Length(11)];
-    let head = Row::new(["slot", "pserver", "incarnation"]).bold();
-    let block = Block::bordered().title(plural(slots.len(), "slot"));
-    frame.render_widget(Table::new(rows, widths).header(head).block(block), area);
-}
-
-fn draw_events(frame: &mut Frame<'_>, area: Rect, events: &[TimelineEvent], now: u64) {
+fn draw_events(frame: &mut Frame<'_>, area: Rect, events: &[TimelineEvent], now_unix_ms: u64) {
     let latest = events.iter().rev();
     let lines: Vec<Line<'_>> = latest
         .take(usize::from(EVENTS_ROWS))
         .map(|it| {
-            let ago = span(now.saturating_sub(it.unix_ms) as f64 / 1000.0);
+            let ago = span(now_unix_ms.saturating_sub(it.unix_ms) as f64 / 1000.0);
             Line::from(format!("{ago:>7} ago  {}", plain(&it.what)))
         })
         .collect();
@@ -330,7 +312,7 @@ fn draw_events(frame: &mut Frame<'_>, area: Rect, events: &[TimelineEvent], now:
 mod tests {
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
-    use steadfast_common::status::Point;
+    use steadfast_common::status::{JobStatus, Point, TimelineKind};
 
     use super::*;
     use crate::status::sample;
@@ -341,7 +323,7 @@ mod tests {
         terminal.backend().to_string()
     }
 
-    fn seen() -> ScreenState {
+    fn status() -> JobStatus {
         let mut status = sample::training();
         status.points = (0..20)
             .map(|at| Point {
@@ -353,9 +335,14 @@ mod tests {
             })
             .collect();
         let what = "slot 1 lost its \x1b[31mpserver".to_owned();
-        status.events.push(TimelineEvent { unix_ms: 4500, what });
+        let kind = TimelineKind::Failure;
+        status.events.push(TimelineEvent { unix_ms: unix_ms() - 4500, what, kind });
+        status
+    }
+
+    fn seen() -> ScreenState {
         let mut view = ScreenState::new("digits");
-        view.note(Ok(Shown::Training(Box::new(status))));
+        view.note(Ok(status().document()));
         view
     }
 
@@ -365,10 +352,11 @@ mod tests {
         for wanted in [
             "digits: training",
             "synchronous",
-            "pass 3 of 20, step 180",
+            "pass       3 of 20",
+            "step       180",
             "slot 1 has no pserver",
-            "accuracy 0.9710",
-            "records/s",
+            "accuracy   0.9710",
+            "examples/s",
             "lanes 0-1",
             "free",
             "5s ago  slot 1 lost its [31mpserver",
@@ -393,23 +381,21 @@ mod tests {
         let mut view = seen();
         view.note(Err(Failure::unavailable("no acting master")));
         let text = shown(&view, 120, 45);
-        assert!(
-            text.contains("no current status: no acting master") && text.contains("pass 3 of 20")
-        );
+        assert!(text.contains("no current status: no acting master") && text.contains("3 of 20"));
     }
 
     #[test]
     fn an_elastic_job_fits_on_one_screen() {
         let mut view = ScreenState::new("ddp");
-        view.note(Ok(Shown::Elastic(Box::new(sample::elastic()))));
+        view.note(Ok(sample::elastic().document()));
         let text = shown(&view, 120, 40);
         for wanted in [
             "ddp: gathering",
-            "round 3, 4 workers",
+            "round      3, 4 workers",
             "10.0.0.1:4001 waits for 10.0.0.2:4002",
             "running",
             "1 of 3",
-            "2 failures",
+            "blacklist: 1 host",
             "round 3 formed",
         ] {
             assert!(text.contains(wanted), "{wanted} in\n{text}");
@@ -419,13 +405,6 @@ mod tests {
         }
         view.scroll(100);
         assert_eq!(view.above, 2);
-    }
-
-    #[test]
-    fn neighboring_lanes_are_one_range() {
-        let lanes = |of: &[u32]| ranges(&of.iter().copied().map(Lane).collect::<Vec<_>>());
-        assert_eq!(lanes(&[0, 1, 2, 5, 7, 8]), "0-2 5 7-8");
-        assert_eq!(lanes(&[]), "");
     }
 
     #[test]

@@ -2,19 +2,18 @@
 
 use futures::future::join_all;
 use serde_json::Value;
-use steadfast_common::elastic_status::{ElasticStatus, NodePhase, NodeStatus};
+use steadfast_common::status::format::plural;
+use steadfast_common::status::{ElasticStatus, NodePhase, NodeStatus, Wait};
 
-use super::Waits;
 use crate::admin_client;
-use crate::format::plural;
 use crate::job_args::Job;
 
 /// Returns what the job waits for. The agents of the nodes that are waited for are asked what they do.
-pub(super) async fn wait_chains(job: &Job, status: &ElasticStatus, now_unix_ms: u64) -> Vec<Waits> {
+pub(super) async fn waits(job: &Job, status: &ElasticStatus, now_unix_ms: u64) -> Vec<Wait> {
     let awaited = status.nodes.iter().filter(|node| status.awaited.contains(&node.node));
     let answers = awaited.map(|node| async move { (node, asked(job, node).await) });
     let answers = join_all(answers).await;
-    chains(status, &answers, now_unix_ms)
+    all_waits(status, &answers, now_unix_ms)
 }
 
 /// Asks the agent of a node what it does; `None` if it has no admin port.
@@ -23,30 +22,29 @@ async fn asked(job: &Job, node: &NodeStatus) -> Option<Result<Value, String>> {
     Some(admin_client::status(admin, &job.tls).await.map_err(|failure| failure.message))
 }
 
-fn chains(
+fn all_waits(
     status: &ElasticStatus,
     awaited: &[(&NodeStatus, Option<Result<Value, String>>)],
     now_unix_ms: u64,
-) -> Vec<Waits> {
+) -> Vec<Wait> {
     let mut found = Vec::new();
-    if let Some(error) = &status.error {
-        found.push(Waits::on("the job", vec![Waits::end(format!("an acting master: {error}"))]));
-    }
-    found.extend(status.waiting.iter().map(Waits::end));
-    found.extend(awaited.iter().map(|it| Waits::end(describe(it))));
-    let hosts = status.launcher.iter().flat_map(|launcher| launcher.blacklist());
-    found.extend(hosts.map(|host| {
-        let failures = plural(host.record.failures as usize, "failure");
-        let left = host.time_left(now_unix_ms);
-        Waits::end(format!("host {} is on the blacklist after {failures}, {left}", host.host))
-    }));
-    if let Some(outcome) = status.launcher.as_ref().and_then(|it| it.outcome.as_ref()) {
-        found.push(Waits::end(format!("the launcher has ended: {outcome}")));
-    }
     if status.waiting.is_empty() && status.error.is_none() {
         let workers = plural(status.world_size as usize, "worker");
         let running = format!("not blocked: round {} runs with {workers}", status.round);
-        found.insert(0, Waits::end(running));
+        found.push(Wait::of_job("", running));
+    }
+    found.extend(status.error.iter().flat_map(|error| super::without_master(error)));
+    found.extend(status.waits.iter().cloned());
+    found.extend(awaited.iter().map(|it| Wait::of_job("", describe(it))));
+    let hosts = status.launcher.iter().flat_map(|launcher| launcher.blacklist());
+    found.extend(hosts.map(|host| {
+        let failures = plural(host.record.failures as usize, "failure");
+        let left = host.time_left().text(now_unix_ms);
+        let why = format!("host {} is on the blacklist after {failures}, {left}", host.host);
+        Wait::of_job("", why)
+    }));
+    if let Some(outcome) = status.launcher.as_ref().and_then(|it| it.outcome.as_ref()) {
+        found.push(Wait::of_job("", format!("the launcher has ended: {outcome}")));
     }
     found
 }
@@ -79,6 +77,8 @@ fn describe((node, answer): &(&NodeStatus, Option<Result<Value, String>>)) -> St
 mod tests {
     use serde_json::json;
 
+    use steadfast_common::status::chains;
+
     use super::super::text;
     use super::*;
     use crate::status::sample;
@@ -87,21 +87,22 @@ mod tests {
     fn a_wait_chain_leads_from_a_round_to_the_node_that_blocks_it() {
         let status = sample::elastic();
         let answer = Some(Ok(json!({ "round": 3, "workers": 2 })));
-        let found = chains(&status, &[(&status.nodes[1], answer)], 20_000);
+        let found = all_waits(&status, &[(&status.nodes[1], answer)], 20_000);
         let expected = "\
 10.0.0.1:4001 waits for 10.0.0.2:4002
 node 00000000-0000-0000-0000-000000000002 (10.0.0.2:4002) is a member with rank 1; its agent answers: \
 2 workers of round 3
-host c is on the blacklist after 2 failures, 4 s left
+host c is on the blacklist after 2 failures, 4s left
 ";
-        assert_eq!(text(&found), expected);
+        assert_eq!(text(&chains(&found)), expected);
     }
 
     #[test]
     fn without_a_master_the_chain_begins_with_it() {
         let mut status = sample::elastic();
         status.error = Some("the job has no acting master".to_owned());
-        let found = text(&chains(&status, &[(&status.nodes[1], None)], 20_000));
+        let waits = all_waits(&status, &[(&status.nodes[1], None)], 20_000);
+        let found = text(&chains(&waits));
         assert!(
             found.starts_with(
                 "the job waits for\n  an acting master: the job has no acting master\n"
@@ -114,8 +115,8 @@ host c is on the blacklist after 2 failures, 4 s left
     #[test]
     fn a_round_that_runs_is_not_blocked() {
         let mut status = sample::elastic();
-        (status.waiting, status.launcher) = (Vec::new(), None);
-        let found = text(&chains(&status, &[], 20_000));
+        (status.waiting, status.waits, status.launcher) = (Vec::new(), Vec::new(), None);
+        let found = text(&chains(&all_waits(&status, &[], 20_000)));
         assert_eq!(found, "not blocked: round 3 runs with 4 workers\n");
     }
 }

@@ -293,7 +293,7 @@ impl CheckpointCoordinator {
                 (Ok(id), _) => CheckpointOutcome { latest: Some(id), error: None },
                 (Err(_), Trigger::Final) => CheckpointOutcome { latest: None, error: Some(error) },
                 (Err(_), Trigger::Request | Trigger::Time | Trigger::Steps) => {
-                    let latest = self.handle.snapshot.borrow().checkpoint.clone();
+                    let latest = self.handle.snapshot.borrow().status.checkpoint.clone();
                     CheckpointOutcome { latest, error: Some(error) }
                 }
             };
@@ -418,7 +418,7 @@ impl CheckpointCoordinator {
 /// Returns the generation and its version from the latest status snapshot; both may lag.
 fn progress(handle: &EventLoopHandle) -> Progress {
     let snapshot = handle.snapshot.borrow();
-    Progress { generation: snapshot.generation, version: snapshot.position.version }
+    Progress { generation: snapshot.status.generation, version: snapshot.status.version }
 }
 
 /// Waits for a request, or until a checkpoint is due by time.

@@ -162,8 +162,8 @@ async fn generation_over(
     found: Generation,
     mut status: watch::Receiver<Arc<StatusSnapshot>>,
 ) -> ControlError {
-    match status.wait_for(|status| found < status.generation).await {
-        Ok(status) => ControlError::OtherGeneration { found, present: status.generation },
+    match status.wait_for(|it| found < it.status.generation).await {
+        Ok(status) => ControlError::OtherGeneration { found, present: status.status.generation },
         Err(_) => ControlError::NotActing,
     }
 }

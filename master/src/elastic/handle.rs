@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use steadfast_common::elastic_status::{ElasticStatus, NodeReport};
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{NodeId, Phase, Round};
 use steadfast_common::records::JobOutcome;
 use steadfast_common::rendezvous::{RoundRecord, Runner, SharedRecord};
+use steadfast_common::status::{ElasticStatus, NodeReport};
 use steadfast_master_core::rendezvous::{Caller, Directive, JoinTerms, Place, Refusal};
 use tokio::sync::{mpsc, oneshot, watch};
 

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use steadfast_common::elastic_status::{HostStatus, LauncherStatus};
 use steadfast_common::keys::Keys;
 use steadfast_common::launch::{HostRecord, LauncherRecord};
+use steadfast_common::status::{HostStatus, LauncherStatus};
 use steadfast_coord::{CoordError, Etcd, Mirror, Range, View};
 use steadfast_host::time::unix_ms;
 use tracing::warn;

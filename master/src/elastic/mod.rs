@@ -20,11 +20,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use steadfast_common::elastic::ElasticSpec;
-use steadfast_common::elastic_status::{ElasticStatus, NodeReport};
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Incarnation, Millis, NodeId};
 use steadfast_common::keys::Keys;
 use steadfast_common::records::ResultRecord;
+use steadfast_common::status::{ElasticStatus, NodeReport};
 use steadfast_coord::{Etcd, Leadership, OPS_MAX, now};
 use steadfast_host::time::{interval, unix_ms};
 use steadfast_master_core::rendezvous::{Fact, Rendezvous, Settings, Timers};

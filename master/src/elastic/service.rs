@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use prost::Message;
-use steadfast_common::elastic_status::{ElasticStatus, NodeReport};
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Incarnation, Millis, NodeId, Phase, Round};
 use steadfast_common::records::JobOutcome;
 use steadfast_common::rendezvous::RoundRecord;
+use steadfast_common::status::{ElasticStatus, NodeReport};
 use steadfast_host::time::{Instant, timeout};
 use steadfast_master_core::rendezvous::{Caller, Directive, JoinTerms, Place, describe_wait};
 use steadfast_proto::status;

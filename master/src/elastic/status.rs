@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use steadfast_common::elastic::ElasticKind;
-use steadfast_common::elastic_status::{
-    ElasticPhase, ElasticStatus, NodePhase, NodeReport, NodeStatus, WorkersPhase,
-};
 use steadfast_common::ids::NodeId;
 use steadfast_common::records::JobOutcome;
 use steadfast_common::rendezvous::AgentRecord;
-use steadfast_common::status::{MasterStatus, TimelineEvent};
+use steadfast_common::status::{
+    ElasticPhase, ElasticStatus, MasterStatus, NodePhase, NodeReport, NodeStatus, TimelineEvent,
+    TimelineKind, WorkersPhase,
+};
 use steadfast_coord::now;
 use steadfast_host::time::unix_ms;
 use steadfast_master_core::rendezvous::{Fact, KNOWN_MAX, Rendezvous, Settings, Timers};
@@ -66,7 +66,7 @@ pub(super) struct Timeline {
 impl Timeline {
     pub fn begin(epoch: i64) -> Self {
         let mut timeline = Self { epoch, events: VecDeque::new(), exits: VecDeque::new() };
-        timeline.add(format!("this master acts, epoch {epoch}"));
+        timeline.add(TimelineKind::Other, format!("this master acts, epoch {epoch}"));
         timeline
     }
 
@@ -80,20 +80,24 @@ impl Timeline {
                 let more = members.len().saturating_sub(8);
                 let more = if 0 < more { format!(" and {more} more") } else { String::new() };
                 let workers = record.world_size;
-                self.add(format!(
-                    "round {} formed, {workers} workers: {shown}{more}",
-                    record.round
-                ));
+                let round = record.round;
+                let what = format!("round {round} formed, {workers} workers: {shown}{more}");
+                self.add(TimelineKind::Generation, what);
             }
-            Fact::Removed { node } => self.add(match state.address_of(*node) {
-                Some(address) => format!("{address} was lost, or left"),
-                None => format!("node {node} was lost, or left"),
-            }),
+            Fact::Removed { node } => {
+                let what = match state.address_of(*node) {
+                    Some(address) => format!("{address} was lost, or left"),
+                    None => format!("node {node} was lost, or left"),
+                };
+                self.add(TimelineKind::Failure, what);
+            }
             Fact::Ended(result) => match result.state {
-                JobOutcome::Finished => self.add("the job finished".to_owned()),
+                JobOutcome::Finished => {
+                    self.add(TimelineKind::Other, "the job finished".to_owned());
+                }
                 JobOutcome::Failed => {
                     let reason = result.reason.as_deref().unwrap_or("no reason");
-                    self.add(format!("the job failed: {reason}"));
+                    self.add(TimelineKind::Other, format!("the job failed: {reason}"));
                 }
             },
             Fact::Node { .. }
@@ -106,20 +110,20 @@ impl Timeline {
     }
 
     fn note_exit(&mut self, what: String) {
-        push(&mut self.exits, EXITS_MAX, what.clone());
-        self.add(what);
+        push(&mut self.exits, EXITS_MAX, TimelineKind::Failure, what.clone());
+        self.add(TimelineKind::Failure, what);
     }
 
-    fn add(&mut self, what: String) {
-        push(&mut self.events, EVENTS_MAX, what);
+    fn add(&mut self, kind: TimelineKind, what: String) {
+        push(&mut self.events, EVENTS_MAX, kind, what);
     }
 }
 
-fn push(events: &mut VecDeque<TimelineEvent>, events_max: usize, what: String) {
+fn push(events: &mut VecDeque<TimelineEvent>, events_max: usize, kind: TimelineKind, what: String) {
     if events.len() == events_max {
         events.pop_front();
     }
-    events.push_back(TimelineEvent { unix_ms: unix_ms(), what });
+    events.push_back(TimelineEvent { unix_ms: unix_ms(), what, kind });
 }
 
 /// Returns the status as far as the state determines it, without what agents registered or reported.
@@ -135,13 +139,16 @@ pub(super) fn of(
         Some(JobOutcome::Failed) => ElasticPhase::Failed,
         None => state.phase(),
     };
-    let awaited = state.awaited(settings, timers, now()).listed;
+    let awaited: Vec<NodeId> =
+        state.awaited(settings, timers, now()).listed.into_iter().map(|name| name.node).collect();
+    let waiting = state.blocked(settings, timers, now());
     ElasticStatus {
         kind: ElasticKind::Elastic,
         job: job.to_owned(),
         state: phase,
-        waiting: state.blocked(settings, timers, now()),
-        awaited: awaited.into_iter().map(|name| name.node).collect(),
+        waits: ElasticStatus::waits_of(&waiting, &awaited),
+        waiting,
+        awaited,
         nodes_min: settings.nodes.min(),
         nodes_max: settings.nodes.max(),
         round: state.number(),

@@ -195,7 +195,7 @@ impl EventLoop {
     /// Publishes a new status snapshot.
     fn show(&self) {
         let snapshot = StatusSnapshot::of(self);
-        self.timeline.lock().expect("no holder panics").note(&snapshot, unix_ms());
+        self.timeline.lock().expect("no holder panics").note(&snapshot.status, unix_ms());
         self.snapshot.send_replace(Arc::new(snapshot));
     }
 

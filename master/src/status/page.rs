@@ -1,269 +1,222 @@
-//! The acting master's web page: summary and details of its job.
+//! The web page of a master: renders the document of its status.
 
 use maud::{Markup, PreEscaped, html};
-use steadfast_common::given_up::DiscardedTask;
-use steadfast_common::spec::Mode;
+use steadfast_common::status::format::span;
 use steadfast_common::status::{
-    Curves, JobPhase, JobStatus, Point, SlotTables, TimeBreakdown, TimelineEvent, TrainerStatus,
+    Body, Cell, Curve, Document, Level, Mark, MarkKind, Row, Section as Part, Table, TimelineEvent,
+    Value, chains,
 };
 use steadfast_process::Section;
 
 use crate::status::curve::curve;
+use crate::status::picture::picture;
 
 /// Maximum number of rows of a table.
-pub(super) const ROWS_MAX: usize = 100;
+const ROWS_MAX: usize = 100;
 
-/// Maximum number of timeline events on the page; the status lists more.
+/// Maximum number of events on the page; the status lists more.
 const EVENTS_SHOWN: usize = 40;
 
-/// Renders the sections of a job's page.
-pub(crate) fn sections(status: &JobStatus, now_unix_ms: u64) -> Vec<Section> {
-    let section = |id, title, body| Section { id, title, body };
-    vec![
-        section("job", "Job", job(status)),
-        section("why", "Waiting for", why(status)),
-        section("curves", "Curves", curves(&status.points)),
-        section("tasks", "Tasks", tasks(status)),
-        section("slots", "Slots", slots(status)),
-        section("trainers", "Trainers", trainers(status)),
-        section("checkpoints", "Checkpoints", checkpoints(status)),
-        section("events", "Events", events(&status.events, now_unix_ms)),
-    ]
+/// Maximum number of events that are marked in curves, and listed beside them: the latest.
+const MARKS_SHOWN: usize = 12;
+
+/// Tables with more columns take the whole width of the page.
+const COLUMNS_NARROW: usize = 4;
+
+/// Renders the sections of a page at the wall-clock time `now_unix_ms`.
+pub(crate) fn sections(document: &Document, now_unix_ms: u64) -> Vec<Section> {
+    let mut sections = Vec::new();
+    let drawn = picture(document, now_unix_ms);
+    sections.extend(drawn.map(|body| Section { id: "picture", title: "Processes", body }));
+    for part in &document.sections {
+        let body = match part.id {
+            // The page of a process begins with its job.
+            "job" => job(document, part, now_unix_ms),
+            _ => body(part, now_unix_ms),
+        };
+        sections.push(Section { id: part.id, title: part.title, body });
+    }
+    sections
 }
 
-/// Renders the page of a standby master, or of one that waits before it accepts calls.
-pub(crate) fn standby(waits_for: Option<&str>) -> Vec<Section> {
-    let body = match waits_for {
-        Some(waits_for) => html! { p { "This master waits for " (waits_for) "." } },
-        None => {
-            html! { p { "This master is a standby. To find the acting one, run " code { "steadfast members" } "." } }
-        }
-    };
-    vec![Section { id: "job", title: "Job", body }]
-}
-
-fn job(status: &JobStatus) -> Markup {
-    let state = match status.state {
-        JobPhase::Waiting => "waiting",
-        JobPhase::Starting => "starting",
-        JobPhase::Training => "training",
-        JobPhase::Evaluating => "evaluating",
-        JobPhase::Saving => "saving the model",
-        JobPhase::Finished => "finished",
-        JobPhase::Failed => "failed",
-    };
-    let mode = match status.mode {
-        Mode::Sync => "synchronous",
-        Mode::Async => "asynchronous",
-    };
-    let of = |now: u64, all: Option<u64>| match all {
-        Some(all) => format!("{now} of {all}"),
-        None => now.to_string(),
-    };
-    let pass = u64::from(status.pass.0) + 1;
-    let passes = status.passes.map(u64::from);
+fn job(document: &Document, part: &Part, now_unix_ms: u64) -> Markup {
     html! {
-        @if let Some(total) = status.examples_total {
-            progress max=(total) value=(status.examples) aria-label="Share of the job that is done" {}
+        p.state {
+            strong class=(class(document.level)) { (document.state) }
+            @if !document.kind.is_empty() { ", " (document.kind) }
         }
-        table {
-            (row("state", html! { (state) ", " (mode) }))
-            @if let Some(reason) = status.result.as_ref().and_then(|it| it.reason.as_ref()) {
-                (row("reason", html! { (reason) }))
-            }
-            (row("pass", html! { (of(passes.map_or(pass, |all| pass.min(all)), passes)) }))
-            (row("step", html! { (of(status.version.0, status.steps)) }))
-            (row("records", html! { (of(status.examples, status.examples_total)) }))
-            (row("records/s", html! { (rounded(status.examples_per_second)) }))
-            @if let Some(seconds) = status.seconds_left {
-                (row("time left", html! { (span(seconds)) }))
-            }
-            @if let Some(stream) = &status.stream {
-                (row("stream", html! {
-                    (stream.files) " files read; " (stream.waiting_records) " records and "
-                    (stream.waiting_files) " more files wait, the oldest for " (span(stream.oldest_seconds))
-                    @if stream.is_draining { "; being drained" }
-                }))
-                @for (file, reason) in &stream.left_out {
-                    (row("left out", html! { (file) ": " (reason) }))
-                }
-            }
-            @if let Some(loss) = status.loss { (row("loss", html! { (figure(loss)) })) }
-            @if let Some(it) = &status.evaluation {
-                (row(&it.metric_name, html! {
-                    (figure(it.metric)) " (loss " (figure(it.loss)) ") on " (it.records) " held-out records"
-                }))
-            }
-            (row("generation", html! { (status.generation) }))
-            (row("master", html! { (status.master.address) ", epoch " (status.master.epoch) }))
-            @if let Some(sha) = status.result.as_ref().and_then(|it| it.parameters_sha256.as_ref()) {
-                (row("SHA-256", html! { code { (sha) } }))
-            }
+        @if let Some(done) = document.done {
+            progress max="1" value=(done) aria-label="Share of the job that is done" {}
         }
+        @if !document.waits.is_empty() {
+            ul.waits { @for it in chains(&document.waits) { li.bad { (it.what) } } }
+        }
+        (body(part, now_unix_ms))
     }
 }
 
-fn row(name: &str, value: Markup) -> Markup {
-    html! { tr { th scope="row" { (name) } td { (value) } } }
-}
-
-fn why(status: &JobStatus) -> Markup {
-    html! {
-        @if status.waiting.is_empty() { p { "Nothing." } }
-        @else { ul { @for reason in &status.waiting { li.bad { (reason) } } } }
+fn body(part: &Part, now_unix_ms: u64) -> Markup {
+    match &part.body {
+        Body::Rows(rows) => html! {
+            table { tbody { @for it in rows { (row(it, now_unix_ms)) } } }
+        },
+        Body::Table(it) => table(it, now_unix_ms),
+        Body::Curves(curves, marks) => drawn(curves, marks),
+        Body::Events(it) => events(it, now_unix_ms),
     }
 }
 
-fn curves(points: &[Point]) -> Markup {
-    let curves = Curves::through(points);
-    html! {
-        div.curves {
-            (figure_of("Loss", &curves.loss))
-            (figure_of("Metric on held-out records", &curves.metric))
-            (figure_of("Records/s", &curves.examples_per_second))
-        }
-    }
-}
-
-fn figure_of(title: &str, points: &[(f64, f64)]) -> Markup {
-    let last = points.last().map_or_else(|| "no data yet".to_owned(), |it| figure(it.1));
-    html! {
-        figure role="img" aria-label={ (title) ": " (last) } {
-            figcaption { (title) ": " (last) }
-            @if 1 < points.len() { (PreEscaped(curve(points))) }
-        }
-    }
-}
-
-fn tasks(status: &JobStatus) -> Markup {
-    let queues = status.queues;
-    html! {
-        table {
-            thead { tr { th scope="col" { "todo" } th scope="col" { "pending" } th scope="col" { "done" } th scope="col" { "discarded" } } }
-            tbody { tr {
-                @for count in [queues.todo, queues.pending, queues.done, queues.discarded] {
-                    td.number { (count) }
-                }
-            } }
-        }
-        @if !status.discarded.is_empty() {
-            table {
-                thead { tr { th scope="col" { "given up" } th scope="col" { "passes" } th scope="col" { "why" } } }
-                tbody { @for it in status.discarded.listed.iter().take(ROWS_MAX) { tr {
-                    td.number { (it.task) } td.number { (passes(it)) } td { (it.reason) }
-                } } }
-            }
-            (more(status.discarded.tasks as usize))
-        }
-    }
-}
-
-fn passes(task: &DiscardedTask) -> String {
-    if task.held_out { "held out".to_owned() } else { task.times.to_string() }
-}
-
-fn slots(status: &JobStatus) -> Markup {
-    html! {
-        table {
-            thead { tr { th scope="col" { "slot" } th scope="col" { "pserver" } th scope="col" { "incarnation" } } }
-            tbody { @for it in status.slots.iter().take(ROWS_MAX) { tr {
-                td.number { (it.slot) }
-                @match &it.address { Some(address) => td { (address) }, None => td.bad { "none" } }
-                td.number { @if let Some(it) = it.incarnation { (it) } }
-            } } }
-        }
-        (more(status.slots.len()))
-        @if !status.tables.is_empty() { (tables(&status.tables)) }
-    }
-}
-
-/// Renders a table of the memory and the disk space that the rows of embedding tables take in each slot.
-fn tables(slots: &[SlotTables]) -> Markup {
-    let percent = |share: f64| format!("{:.1} %", 100.0 * share);
-    let mib = |bytes: u64| format!("{:.1}", bytes as f64 / f64::from(1 << 20));
-    html! {
-        table {
-            thead { tr {
-                th scope="col" { "slot" } th scope="col" { "rows of tables" } th scope="col" { "in memory" }
-                th scope="col" { "MiB in memory" } th scope="col" { "MiB on disk" }
-                th scope="col" { "accesses/s" } th scope="col" { "found in memory" }
-            } }
-            tbody { @for it in slots.iter().take(ROWS_MAX) { tr {
-                td.number { (it.slot) }
-                td { @for (index, (name, rows)) in it.rows.iter().enumerate() {
-                    @if 0 < index { ", " }
-                    (name) " " (rows)
-                } }
-                td.number { (percent(it.share_in_memory())) }
-                td.number { (mib(it.memory_bytes)) }
-                td.number { (mib(it.disk_bytes)) }
-                td.number { (rounded(it.accesses_per_second)) }
-                td.number { (percent(it.hit_rate())) }
-            } } }
-        }
-    }
-}
-
-fn trainers(status: &JobStatus) -> Markup {
-    html! {
-        @if status.trainers.is_empty() { p.bad { "None." } }
-        @else {
-            table {
-                thead { tr {
-                    th scope="col" { "trainer" } th scope="col" { "admin port" } th scope="col" { "works on" }
-                    @for (what, _) in shares(&TimeBreakdown::default()) { th scope="col" { (what) } }
-                    th scope="col" { "MB/s" }
-                    th scope="col" { "pushes ahead" }
-                } }
-                tbody { @for it in status.trainers.iter().take(ROWS_MAX) { (trainer(it)) } }
-            }
-            (more(status.trainers.len()))
-        }
-    }
-}
-
-fn trainer(it: &TrainerStatus) -> Markup {
-    let lanes: Vec<String> = it.lanes.iter().map(ToString::to_string).collect();
+fn row(row: &Row, now_unix_ms: u64) -> Markup {
     html! {
         tr {
-            td { code { (it.id) } }
-            td { (it.admin) }
-            td { @if lanes.is_empty() { (it.tasks) " tasks" } @else { "lanes " (lanes.join(", ")) } }
-            @for (_, share) in shares(&it.time_breakdown) { td.number { (share) } }
-            td.number { (format!("{:.1}", it.time_breakdown.bytes_per_second() / 1e6)) }
-            td.number { @match it.lead { Some(lead) => (lead), None => "–" } }
+            th scope="row" { (row.label) }
+            td class=(class(row.level)) {
+                (row.words(now_unix_ms))
+                @if let Value::Counts(parts) = &row.value {
+                    @let amounts: Vec<_> = parts.iter().map(|(label, it)| (*label, *it as f64)).collect();
+                    (bar_of(&amounts))
+                }
+            }
         }
     }
 }
 
-/// Returns the shares of a trainer's time breakdown, with their labels.
-fn shares(time_breakdown: &TimeBreakdown) -> [(&'static str, String); 5] {
-    let total = time_breakdown.total();
-    let share = |part: f64| {
-        if total <= 0.0 { "–".to_owned() } else { format!("{:.0} %", part / total * 100.0) }
-    };
-    [
-        ("computing", share(time_breakdown.compute)),
-        ("pushing", share(time_breakdown.push)),
-        ("waiting", share(time_breakdown.wait)),
-        ("pulling", share(time_breakdown.pull)),
-        ("reading", share(time_breakdown.data)),
-    ]
-}
-
-fn checkpoints(status: &JobStatus) -> Markup {
+fn table(table: &Table, now_unix_ms: u64) -> Markup {
+    let is_wide = COLUMNS_NARROW < table.columns.len();
     html! {
-        @match &status.checkpoint {
-            Some(id) => p { "Latest: " code { (id) } },
-            None => p { "No checkpoint yet." },
-        }
-        @if let Some(error) = &status.checkpoint_error {
-            p.bad { "The last checkpoint failed: " (error) }
+        div.wide[is_wide] {
+            p { (table.summary.text) }
+            @if !table.rows.is_empty() {
+                table {
+                    thead { tr { @for it in &table.columns { th scope="col" { (it) } } } }
+                    tbody {
+                        @for cells in table.rows.iter().take(ROWS_MAX) {
+                            tr { @for it in cells { (cell(it, now_unix_ms)) } }
+                        }
+                    }
+                }
+            }
+            @if let Some(more) = table.more(ROWS_MAX) { p { (more) } }
+            @if let Some(labels) = labels(table) { (legend(&labels)) }
         }
     }
 }
 
-pub(super) fn events(events: &[TimelineEvent], now_unix_ms: u64) -> Markup {
+fn cell(cell: &Cell, now_unix_ms: u64) -> Markup {
+    let text = cell.value.text(now_unix_ms);
+    match &cell.value {
+        Value::Shares(parts) => html! { td.bar title=(text) { (bar_of(parts)) } },
+        Value::Id(_) => {
+            html! { td { code title=(text) { (cell.value.short(now_unix_ms)) } } }
+        }
+        Value::None | Value::Text(_) | Value::Counts(_) => {
+            html! { td class=(class(cell.level)) { (text) } }
+        }
+        Value::Count(_)
+        | Value::Of(..)
+        | Value::Figure(_)
+        | Value::Rate(_)
+        | Value::Seconds(_)
+        | Value::Since(_)
+        | Value::Until(_)
+        | Value::Bytes(_)
+        | Value::BytesPerSecond(_)
+        | Value::Share(_) => html! { td.number class=(class(cell.level)) { (text) } },
+    }
+}
+
+/// Returns the names of the parts that bars of a table have.
+fn labels(table: &Table) -> Option<Vec<&'static str>> {
+    table.rows.first()?.iter().find_map(|cell| match &cell.value {
+        Value::Shares(parts) => Some(parts.iter().map(|(label, _)| *label).collect()),
+        _ => None,
+    })
+}
+
+fn legend(labels: &[&str]) -> Markup {
+    html! {
+        p.legend {
+            @for (index, label) in labels.iter().enumerate() {
+                svg.key viewBox="0 0 10 10" aria-hidden="true" {
+                    rect class={ "part" (index) } width="10" height="10" {}
+                }
+                (label) " "
+            }
+        }
+    }
+}
+
+/// Draws parts of a whole as one bar.
+fn bar_of(parts: &[(&'static str, f64)]) -> Markup {
+    html! {
+        svg.bar viewBox="0 0 200 12" preserveAspectRatio="none" aria-hidden="true" {
+            (bar(parts, (0, 0), (200, 12)))
+        }
+    }
+}
+
+/// Draws parts of a whole as one bar, within a drawing.
+pub(super) fn bar(
+    parts: &[(&'static str, f64)],
+    (x, y): (usize, usize),
+    (width, height): (usize, usize),
+) -> Markup {
+    let whole: f64 = parts.iter().map(|(_, amount)| amount).sum();
+    let mut before = 0.0;
+    let mut rects = Vec::new();
+    for (index, (_, amount)) in parts.iter().enumerate().filter(|_| 0.0 < whole) {
+        let share = amount / whole * width as f64;
+        rects.push((index, x as f64 + before, share));
+        before += share;
+    }
+    html! {
+        rect.part x=(x) y=(y) width=(width) height=(height) {}
+        @for (index, left, share) in rects {
+            // Whole pixels: a bar does not change on every refresh.
+            rect class={ "part" (index) } x=(left.round()) y=(y) width=(share.round()) height=(height) {}
+        }
+    }
+}
+
+fn drawn(curves: &[Curve], marks: &[Mark]) -> Markup {
+    let shown = &marks[marks.len().saturating_sub(MARKS_SHOWN)..];
+    html! {
+        div.wide {
+            div.curves { @for it in curves { (figure(it, shown)) } }
+            @if !shown.is_empty() {
+                ul.marks {
+                    @for it in shown.iter().rev() {
+                        li {
+                            span class=(mark(it.kind)) { (span(it.seconds)) }
+                            " " (it.what)
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn figure(it: &Curve, marks: &[Mark]) -> Markup {
+    let last = it.points.last().map(|point| it.scale.value(point.1).text(0));
+    let last = last.as_deref().unwrap_or("no data yet");
+    html! {
+        figure role="img" aria-label={ (it.label) ": " (last) } {
+            figcaption { (it.label) ": " (last) }
+            @if 1 < it.points.len() { (PreEscaped(curve(it, marks))) }
+        }
+    }
+}
+
+fn mark(kind: MarkKind) -> &'static str {
+    match kind {
+        MarkKind::Checkpoint => "checkpoint",
+        MarkKind::Generation => "generation",
+        MarkKind::Failure => "failure",
+    }
+}
+
+fn events(events: &[TimelineEvent], now_unix_ms: u64) -> Markup {
     html! {
         table {
             thead { tr { th scope="col" { "ago" } th scope="col" { "what" } } }
@@ -276,11 +229,7 @@ pub(super) fn events(events: &[TimelineEvent], now_unix_ms: u64) -> Markup {
     }
 }
 
-pub(super) fn more(count: usize) -> Markup {
-    html! { @if ROWS_MAX < count { p { "and " (count - ROWS_MAX) " more" } } }
-}
-
-pub(super) fn ago(ms: u64) -> String {
+fn ago(ms: u64) -> String {
     match ms / 1000 {
         seconds @ 0..60 => format!("{seconds} s"),
         seconds @ 60..7200 => format!("{} min", seconds / 60),
@@ -288,19 +237,12 @@ pub(super) fn ago(ms: u64) -> String {
     }
 }
 
-fn span(seconds: f64) -> String {
-    ago((seconds.clamp(0.0, 1e12) * 1000.0) as u64)
-}
-
-fn rounded(value: f64) -> String {
-    if value.is_finite() { format!("{value:.0}") } else { "–".to_owned() }
-}
-
-fn figure(value: f64) -> String {
-    match value.abs() {
-        it if !it.is_finite() => "–".to_owned(),
-        it if it != 0.0 && !(1e-3..1e9).contains(&it) => format!("{value:.3e}"),
-        it if 100.0 <= it => format!("{value:.0}"),
-        _ => format!("{value:.4}"),
+/// Returns the class of a level, for the style sheet.
+pub(super) fn class(level: Level) -> &'static str {
+    match level {
+        Level::Normal => "",
+        Level::Good => "good",
+        Level::Warning => "warn",
+        Level::Bad => "bad",
     }
 }

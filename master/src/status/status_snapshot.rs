@@ -1,16 +1,14 @@
-//! The event loop's state at one moment, for status requests and followers.
+//! The status of a job, as far as its event loop determines it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use steadfast_common::code::CodeRecord;
-use steadfast_common::given_up::Discarded;
 use steadfast_common::ids::{Generation, Lane, Pass, Slot, TaskId, TrainerId};
-use steadfast_common::position::Position;
-use steadfast_common::records::{EvaluationRecord, PserverRecord, ResultRecord, TrainerRecord};
+use steadfast_common::records::{JobOutcome, PserverRecord, TrainerRecord};
 use steadfast_common::spec::Mode;
 use steadfast_common::status::{
-    Queues, Recovery, Saving, SlotStatus, TimeBreakdown, TrainerStatus,
+    JobPhase, JobStatus, MasterStatus, Queues, Saving, SlotStatus, TrainerStatus, Wait,
 };
 use steadfast_common::stream::StreamRecord;
 use steadfast_master_core::saver::Stage;
@@ -33,46 +31,29 @@ pub struct Assignments {
     pub given_up: BTreeMap<Pass, Arc<BTreeSet<TaskId>>>,
 }
 
-/// The job's state at one moment, from which the status is rendered.
+/// The job's state at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct StatusSnapshot {
-    pub generation: Generation,
-    pub epoch: i64,
-    pub ps_desired: Option<u32>,
-    pub slots: Vec<SlotStatus>,
-    pub trainers: Vec<TrainerStatus>,
-    pub initialized: bool,
-    /// The trainer that was elected to initialize the parameters and has not finished.
-    pub initializer: Option<TrainerId>,
-    pub position: Position,
-    pub queues: Queues,
-    pub pass: Pass,
-    pub all_passes_over: bool,
-    pub examples: u64,
-    /// Whether this is the number of this moment, and not that of the latest checkpoint.
+    /// The status, as far as the event loop determines it.
+    pub status: JobStatus,
+    /// Whether the number of examples is that of this moment, and not that of the latest checkpoint.
     pub are_examples_current: bool,
-    pub loss: Option<f64>,
-    pub evaluation: Option<EvaluationRecord>,
-    pub checkpoint: Option<String>,
-    pub recoveries: Vec<Recovery>,
-    /// Number of all recoveries of this term, including those no longer listed.
-    pub recoveries_count: u64,
-    pub time_breakdown: TimeBreakdown,
-    pub discarded: Discarded,
-    /// Tasks that failed and are retried, with the last reason.
-    pub failing: Vec<(TaskId, String)>,
-    /// Held-out tasks that failed and are retried, with the last reason.
-    pub held_out_failing: Vec<(TaskId, String)>,
-    pub saving: Saving,
-    /// Progress of the saver, if one is chosen.
-    pub saving_stage: Option<Stage>,
-    /// Descriptions of the lanes whose trainers were lost one after another.
-    pub lane_suspects: Vec<String>,
     /// The passes of the stream, if the dataset is followed.
     pub stream: Option<StreamSnapshot>,
-    /// The planner's warnings about the dataset.
-    pub warnings: Vec<String>,
-    pub result: Option<ResultRecord>,
+}
+
+/// What the phase and the waits of a job depend on, beside its status.
+#[derive(Clone, Debug, Default)]
+struct Details {
+    ps_desired: Option<u32>,
+    initialized: bool,
+    /// The trainer that was elected to initialize the parameters and has not finished.
+    initializer: Option<TrainerId>,
+    all_passes_over: bool,
+    /// Tasks that failed and are retried, with the last reason.
+    failing: Vec<(TaskId, String)>,
+    /// Progress of the saver, if one is chosen.
+    saving_stage: Option<Stage>,
 }
 
 /// The passes of a stream.
@@ -119,66 +100,81 @@ impl StatusSnapshot {
         let initialized = init.is_some_and(|init| init.done);
         let ps_desired = event_loop.members.desired.view().single::<u32>().ok().flatten();
         let mut snapshot = Self {
-            generation: generation.map_or(Generation(0), |record| record.generation),
-            epoch: event_loop.committer.epoch(),
+            status: JobStatus {
+                job: spec.name.clone(),
+                mode: spec.mode,
+                passes: spec.passes,
+                steps: spec.steps,
+                generation: generation.map_or(Generation(0), |record| record.generation),
+                version: event_loop.live.position.version,
+                master: MasterStatus {
+                    address: String::new(),
+                    epoch: event_loop.committer.epoch(),
+                },
+                ps_desired: ps_desired.unwrap_or(0),
+                slots: (0..ps_desired.unwrap_or(0))
+                    .map(|slot| slot_status(event_loop, Slot(slot)))
+                    .collect(),
+                trainers: trainers(event_loop),
+                evaluation: state.evaluation.clone(),
+                checkpoint: state.checkpoint.clone(),
+                discarded: event_loop.discarded(state),
+                saving: saving(event_loop),
+                recoveries: event_loop.live.recoveries.past(),
+                recoveries_count: event_loop.live.recoveries.count(),
+                lead_max: event_loop.staleness_gate.largest_lead(),
+                lead_bound: spec.asynchronous.max_staleness,
+                time_breakdown: event_loop.live.time_breakdowns.total(),
+                warnings: warnings(event_loop),
+                result: state.result.clone(),
+                ..JobStatus::default()
+            },
+            are_examples_current: false,
+            stream: None,
+        };
+        let mut details = Details {
             ps_desired,
-            slots: (0..ps_desired.unwrap_or(0))
-                .map(|slot| slot_status(event_loop, Slot(slot)))
-                .collect(),
-            trainers: trainers(event_loop),
             initialized: initialized || from_checkpoint,
             initializer: init.filter(|init| !init.done).map(|init| init.trainer),
-            position: event_loop.live.position,
-            evaluation: state.evaluation.clone(),
-            checkpoint: state.checkpoint.clone(),
-            discarded: event_loop.discarded(state),
-            held_out_failing: event_loop
-                .live
-                .held_out
-                .failing()
-                .map(|(task, reason)| (task, reason.to_owned()))
-                .collect(),
-            saving: saving(event_loop),
             saving_stage: event_loop.live.saver.holder().map(|(_, stage)| stage),
-            recoveries: event_loop.live.recoveries.past(),
-            recoveries_count: event_loop.live.recoveries.count(),
-            time_breakdown: event_loop.live.time_breakdowns.total(),
-            warnings: warnings(event_loop),
-            result: state.result.clone(),
-            ..Self::default()
+            ..Details::default()
         };
         match spec.mode {
-            Mode::Sync => snapshot.add_sync(event_loop),
-            Mode::Async => snapshot.add_async(event_loop),
+            Mode::Sync => snapshot.add_sync(event_loop, &mut details),
+            Mode::Async => snapshot.add_async(event_loop, &mut details),
         }
         if spec.dataset.follow {
-            let stream = StreamSnapshot::of(&state.stream, snapshot.pass);
-            snapshot.queues.todo += stream.tasks_after;
+            let stream = StreamSnapshot::of(&state.stream, snapshot.status.pass);
+            let queues = &mut snapshot.status.queues;
+            queues.todo += stream.tasks_after;
             if spec.mode == Mode::Sync {
-                snapshot.queues =
-                    Queues { todo: stream.tasks + stream.tasks_after, ..snapshot.queues };
+                queues.todo = stream.tasks + stream.tasks_after;
             }
             snapshot.stream = Some(stream);
         }
+        snapshot.status.state = phase(&snapshot.status, &details);
+        snapshot.status.waits = waits(event_loop, &snapshot.status, &details);
         snapshot
     }
 
-    fn add_sync(&mut self, event_loop: &EventLoop) {
+    fn add_sync(&mut self, event_loop: &EventLoop, details: &mut Details) {
         let spec = &event_loop.job.record.spec;
         let position = event_loop.live.position;
-        self.pass = position.pass;
-        self.lane_suspects = event_loop.lane_suspects();
-        self.failing = event_loop.state.sync_tasks.failing(position.pass);
-        self.examples = position.examples;
+        let status = &mut self.status;
+        status.pass = position.pass;
+        status.examples = position.examples;
+        status.loss = position.loss;
         self.are_examples_current = event_loop.live.is_position_reported;
-        self.loss = position.loss;
-        self.all_passes_over = event_loop.limits.passes <= position.pass.0
+        details.failing = event_loop.state.sync_tasks.failing(position.pass);
+        details.all_passes_over = event_loop.limits.passes <= position.pass.0
             || spec.steps.is_some_and(|steps| steps <= position.version.0);
         let total = event_loop.job.tasks;
         let schedule = match &event_loop.live.schedule {
-            Some((pass, schedule)) if *pass == position.pass && !self.all_passes_over => schedule,
+            Some((pass, schedule)) if *pass == position.pass && !details.all_passes_over => {
+                schedule
+            }
             Some(_) | None => {
-                self.queues = Queues { done: total, ..Queues::default() };
+                status.queues = Queues { done: total, ..Queues::default() };
                 return;
             }
         };
@@ -187,26 +183,93 @@ impl StatusSnapshot {
         let (done, pending) = schedule.progress(steps, &given_up);
         let discarded = given_up.len() as u32;
         let todo = total.saturating_sub(done + pending + discarded);
-        self.queues = Queues { todo, pending, done, discarded };
+        status.queues = Queues { todo, pending, done, discarded };
     }
 
-    fn add_async(&mut self, event_loop: &EventLoop) {
+    fn add_async(&mut self, event_loop: &EventLoop, details: &mut Details) {
         let ledger = &event_loop.state.ledger;
-        self.pass = ledger.head().pass;
-        self.loss = event_loop.live.finished.loss;
-        self.queues = ledger.queues();
-        let failing = ledger.failing().chain(event_loop.live.unreachable(self.pass));
-        let failing: BTreeMap<TaskId, &str> = failing.take(FAILING_MAX).collect();
-        self.failing =
-            failing.into_iter().map(|(task, reason)| (task, reason.to_owned())).collect();
-        self.all_passes_over = event_loop.limits.passes <= self.pass.0;
-        let total = event_loop.job.tasks;
-        if self.all_passes_over {
-            self.queues = Queues { done: total, ..Queues::default() };
-        }
-        self.examples = event_loop.examples(&event_loop.state);
+        let status = &mut self.status;
+        status.pass = ledger.head().pass;
+        status.loss = event_loop.live.finished.loss;
+        status.queues = ledger.queues();
+        status.examples = event_loop.examples(&event_loop.state);
         self.are_examples_current = true;
+        let failing = ledger.failing().chain(event_loop.live.unreachable(status.pass));
+        let failing: BTreeMap<TaskId, &str> = failing.take(FAILING_MAX).collect();
+        details.failing =
+            failing.into_iter().map(|(task, reason)| (task, reason.to_owned())).collect();
+        details.all_passes_over = event_loop.limits.passes <= status.pass.0;
+        if details.all_passes_over {
+            status.queues = Queues { done: event_loop.job.tasks, ..Queues::default() };
+        }
     }
+}
+
+fn phase(status: &JobStatus, details: &Details) -> JobPhase {
+    match &status.result {
+        Some(result) => match result.state {
+            JobOutcome::Finished => JobPhase::Finished,
+            JobOutcome::Failed => JobPhase::Failed,
+        },
+        None if status.slots.iter().any(|slot| slot.address.is_none()) => JobPhase::Waiting,
+        None if status.slots.is_empty() || status.trainers.is_empty() => JobPhase::Waiting,
+        None if !details.initialized => JobPhase::Starting,
+        None if details.saving_stage == Some(Stage::Evaluating) => JobPhase::Evaluating,
+        None if details.saving_stage.is_some() || details.all_passes_over => JobPhase::Saving,
+        None => JobPhase::Training,
+    }
+}
+
+/// Returns which processes wait for which, and why.
+fn waits(event_loop: &EventLoop, status: &JobStatus, details: &Details) -> Vec<Wait> {
+    let mut waits = Vec::new();
+    if status.result.is_some() {
+        return waits;
+    }
+    match details.ps_desired {
+        None => waits.push(Wait::of_job("", "pservers wait for the key `ps_desired`")),
+        Some(0) => waits.push(Wait::of_job("", "`ps_desired` is 0: the job has no slots")),
+        Some(_) => {}
+    }
+    for slot in status.slots.iter().filter(|slot| slot.address.is_none()) {
+        let name = format!("slot {}", slot.slot);
+        waits.push(Wait::of_job(&name, format!("{name} has no pserver")));
+    }
+    if status.trainers.is_empty() {
+        waits.push(Wait::of_job("", "no trainer is registered"));
+    }
+    if waits.is_empty() && !details.initialized {
+        let who = details.initializer.map(|it| format!("trainer {it}"));
+        let why = format!(
+            "trainers wait for {} to initialize the parameters",
+            who.as_deref().unwrap_or("one of them")
+        );
+        waits.push(Wait::of_job(who.unwrap_or_default(), why));
+    }
+    waits.extend(event_loop.lane_suspects().into_iter().map(|why| Wait::of_job("", why)));
+    waits.extend(details.failing.iter().map(|(task, reason)| {
+        let why =
+            format!("the pass may wait for task {task}, which could not be computed: {reason}");
+        Wait::of_job("", why)
+    }));
+    let evaluates = details.saving_stage != Some(Stage::Writing);
+    let failing = event_loop.live.held_out.failing().filter(|_| evaluates);
+    waits.extend(failing.map(|(task, reason)| {
+        let why = format!("evaluation may wait for held-out task {task}, which failed: {reason}");
+        Wait::of_job("", why)
+    }));
+    if let Some(error) = &status.saving.error {
+        let failures = status.saving.failures;
+        let why =
+            format!("the model is not saved after {failures} failed attempts; last error: {error}");
+        waits.push(Wait::of_job("", why));
+    }
+    if status.mode == Mode::Async && status.queues.todo == 0 && 0 < status.queues.pending {
+        let pending = status.queues.pending;
+        let why = format!("the end of the pass waits for {pending} pending tasks");
+        waits.push(Wait::of_job("", why));
+    }
+    waits
 }
 
 /// Returns the warnings about the plan, about the trainers that share its tasks, and about the code of the model.

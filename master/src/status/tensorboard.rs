@@ -16,6 +16,7 @@ use crc_fast::{CrcAlgorithm, checksum};
 use prost::{Message, Oneof};
 use steadfast_common::ids::{Pass, Version};
 use steadfast_common::records::ResultRecord;
+use steadfast_common::status::JobStatus;
 use steadfast_host::time::{timeout, unix_ms};
 use tokio::sync::{oneshot, watch};
 use tracing::warn;
@@ -208,7 +209,7 @@ impl TensorBoard {
         loop {
             let ended_with = ended.recv_timeout(EVERY);
             let snapshot = snapshot.borrow().clone();
-            let mut events = self.new_events(&snapshot, unix_ms());
+            let mut events = self.new_events(&snapshot.status, unix_ms());
             if let Ok(result) = &ended_with {
                 events.extend(end(result));
             }
@@ -220,8 +221,8 @@ impl TensorBoard {
     }
 
     /// Returns the events since the last call.
-    fn new_events(&mut self, snapshot: &StatusSnapshot, now: u64) -> Vec<Event> {
-        let (mut events, version) = (Vec::new(), snapshot.position.version);
+    fn new_events(&mut self, status: &JobStatus, now: u64) -> Vec<Event> {
+        let (mut events, version) = (Vec::new(), status.version);
         // A new master does not know the job's version yet.
         if version == Version(0) {
             return events;
@@ -233,16 +234,16 @@ impl TensorBoard {
         }
         if version != std::mem::replace(&mut self.version, version) {
             let mut values: Vec<(String, f64)> = Vec::new();
-            values.extend(snapshot.loss.map(|loss| ("train/loss".to_owned(), loss)));
+            values.extend(status.loss.map(|loss| ("train/loss".to_owned(), loss)));
             if let Some((examples, then)) = self.examples.filter(|(_, then)| *then < now) {
                 let seconds = (now - then) as f64 / 1000.0;
-                let rate = snapshot.examples.saturating_sub(examples) as f64 / seconds;
+                let rate = status.examples.saturating_sub(examples) as f64 / seconds;
                 values.push(("train/examples_per_second".to_owned(), rate));
             }
-            self.examples = Some((snapshot.examples, now));
+            self.examples = Some((status.examples, now));
             events.extend(scalars(now, version, values));
         }
-        let evaluation = snapshot.evaluation.as_ref();
+        let evaluation = status.evaluation.as_ref();
         if let Some(it) = evaluation.filter(|it| self.evaluated != Some((it.pass, it.version))) {
             self.evaluated = Some((it.pass, it.version));
             let metric = format!("held_out/{}", it.metric_name);
@@ -292,8 +293,6 @@ fn masked(crc: u32) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use steadfast_common::position::Position;
-
     use super::*;
 
     const TERM: TermName = TermName { epoch: 7, master: Uuid::nil() };
@@ -306,12 +305,8 @@ mod tests {
         assert!(later.file_name(1_999) < first.file_name(2_000));
     }
 
-    fn at(version: u64, loss: f64) -> StatusSnapshot {
-        StatusSnapshot {
-            position: Position { version: Version(version), ..Position::default() },
-            loss: Some(loss),
-            ..StatusSnapshot::default()
-        }
+    fn at(version: u64, loss: f64) -> JobStatus {
+        JobStatus { version: Version(version), loss: Some(loss), ..JobStatus::default() }
     }
 
     fn board(directory: &Path) -> TensorBoard {
@@ -322,7 +317,7 @@ mod tests {
     fn a_step_is_written_once_and_a_rollback_discards_later_events() {
         let directory = tempfile::tempdir().unwrap();
         let mut board = board(directory.path());
-        assert_eq!(board.new_events(&StatusSnapshot::default(), 0), []);
+        assert_eq!(board.new_events(&JobStatus::default(), 0), []);
         let first = board.new_events(&at(8, 0.5), 1000);
         assert_eq!(first.iter().map(|it| it.step).collect::<Vec<_>>(), [8, 8], "{first:?}");
         assert_eq!(board.new_events(&at(8, 0.5), 1500), []);

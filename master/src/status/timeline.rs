@@ -3,9 +3,7 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use steadfast_common::ids::{Slot, TaskId, TrainerId};
-use steadfast_common::status::{Point, TimelineEvent};
-
-use crate::status::status_snapshot::StatusSnapshot;
+use steadfast_common::status::{JobStatus, Point, TimelineEvent, TimelineKind};
 
 /// Maximum number of events that are kept.
 const EVENTS_MAX: usize = 200;
@@ -48,17 +46,21 @@ impl Default for Timeline {
 }
 
 impl Timeline {
-    /// Adds the changes that `snapshot` shows at the wall-clock time `unix_ms`.
-    pub fn note(&mut self, snapshot: &StatusSnapshot, unix_ms: u64) {
-        let observed = Observed::of(snapshot);
+    /// Adds the changes that `status` shows at the wall-clock time `unix_ms`.
+    pub fn note(&mut self, status: &JobStatus, unix_ms: u64) {
+        let observed = Observed::of(status);
         match self.last.take() {
-            None => self.add(unix_ms, format!("this master acts, epoch {}", snapshot.epoch)),
-            Some(last) => {
-                last.compare(&observed, snapshot).for_each(|what| self.add(unix_ms, what))
+            None => {
+                let what = format!("this master acts, epoch {}", status.master.epoch);
+                self.add(unix_ms, TimelineKind::Other, what);
             }
+            Some(last) => last
+                .compare(&observed, status)
+                .into_iter()
+                .for_each(|(kind, what)| self.add(unix_ms, kind, what)),
         }
         self.last = Some(observed);
-        self.add_point(snapshot, unix_ms);
+        self.add_point(status, unix_ms);
     }
 
     /// Returns the events, oldest first.
@@ -71,18 +73,18 @@ impl Timeline {
         self.points.clone()
     }
 
-    fn add(&mut self, unix_ms: u64, mut what: String) {
+    fn add(&mut self, unix_ms: u64, kind: TimelineKind, mut what: String) {
         // Addresses and reasons come from other processes and may be long.
         if let Some((end, _)) = what.char_indices().nth(CHARS_MAX) {
             what.truncate(end);
         }
-        self.events.push_back(TimelineEvent { unix_ms, what });
+        self.events.push_back(TimelineEvent { unix_ms, what, kind });
         if EVENTS_MAX < self.events.len() {
             self.events.pop_front();
         }
     }
 
-    fn add_point(&mut self, snapshot: &StatusSnapshot, unix_ms: u64) {
+    fn add_point(&mut self, status: &JobStatus, unix_ms: u64) {
         // A clock that was set back does not delay the next point.
         let is_due = self
             .points
@@ -93,10 +95,10 @@ impl Timeline {
         }
         self.points.push(Point {
             unix_ms,
-            version: snapshot.position.version,
-            examples: snapshot.examples,
-            loss: snapshot.loss.filter(|loss| loss.is_finite()),
-            metric: snapshot.evaluation.as_ref().map(|it| it.metric).filter(|it| it.is_finite()),
+            version: status.version,
+            examples: status.examples,
+            loss: status.loss.filter(|loss| loss.is_finite()),
+            metric: status.evaluation.as_ref().map(|it| it.metric).filter(|it| it.is_finite()),
         });
         if POINTS_MAX < self.points.len() {
             let mut index = 0;
@@ -110,62 +112,70 @@ impl Timeline {
 }
 
 impl Observed {
-    fn of(snapshot: &StatusSnapshot) -> Self {
+    fn of(status: &JobStatus) -> Self {
         Self {
-            trainers: snapshot.trainers.iter().map(|it| it.id).collect(),
-            slots: snapshot.slots.iter().map(|it| (it.slot, it.address.clone())).collect(),
-            generation: snapshot.generation.0,
-            checkpoint: snapshot.checkpoint.clone(),
-            recoveries: snapshot.recoveries_count,
-            discarded: snapshot.discarded.listed.iter().map(|it| it.task).collect(),
-            discarded_tasks: snapshot.discarded.tasks,
-            is_over: snapshot.result.is_some(),
+            trainers: status.trainers.iter().map(|it| it.id).collect(),
+            slots: status.slots.iter().map(|it| (it.slot, it.address.clone())).collect(),
+            generation: status.generation.0,
+            checkpoint: status.checkpoint.clone(),
+            recoveries: status.recoveries_count,
+            discarded: status.discarded.listed.iter().map(|it| it.task).collect(),
+            discarded_tasks: status.discarded.tasks,
+            is_over: status.result.is_some(),
         }
     }
 
-    /// Returns descriptions of the differences.
-    fn compare(self, now: &Self, snapshot: &StatusSnapshot) -> impl Iterator<Item = String> {
+    /// Returns the differences in words, with their kinds.
+    fn compare(self, now: &Self, status: &JobStatus) -> Vec<(TimelineKind, String)> {
         let mut changes = Vec::new();
         let left = self.trainers.difference(&now.trainers);
-        changes.extend(left.map(|id| format!("trainer {id} left")));
+        changes.extend(left.map(|id| (TimelineKind::Failure, format!("trainer {id} left"))));
         let joined = now.trainers.difference(&self.trainers);
-        changes.extend(joined.map(|id| format!("trainer {id} joined")));
+        changes.extend(joined.map(|id| (TimelineKind::Other, format!("trainer {id} joined"))));
         for (slot, address) in &now.slots {
             let before = self.slots.iter().find(|it| it.0 == *slot).and_then(|it| it.1.as_ref());
             if before == address.as_ref() {
                 continue;
             }
-            // A spare may take the slot between two snapshots: report both the loss and the takeover.
-            changes.extend(before.map(|it| format!("slot {slot} lost its pserver {it}")));
-            changes
-                .extend(address.iter().map(|it| format!("slot {slot} was taken by pserver {it}")));
+            // A spare may take the slot between two statuses: report both the loss and the takeover.
+            let lost = |it| (TimelineKind::Failure, format!("slot {slot} lost its pserver {it}"));
+            changes.extend(before.map(lost));
+            let taken =
+                |it| (TimelineKind::Other, format!("slot {slot} was taken by pserver {it}"));
+            changes.extend(address.iter().map(taken));
         }
         if self.generation != now.generation {
-            changes.push(format!("generation {} began", now.generation));
+            let what = format!("generation {} began", now.generation);
+            changes.push((TimelineKind::Generation, what));
         }
-        if let Some(id) = now.checkpoint.as_ref().filter(|id| self.checkpoint.as_ref() != Some(id))
-        {
-            changes.push(format!("checkpoint {id} is the latest"));
-        }
+        let latest = now.checkpoint.as_ref().filter(|id| self.checkpoint.as_ref() != Some(id));
+        let latest = latest.map(|id| format!("checkpoint {id} is the latest"));
+        changes.extend(latest.map(|what| (TimelineKind::Checkpoint, what)));
+        changes.extend(self.others(now, status).into_iter().map(|it| (TimelineKind::Other, it)));
+        changes
+    }
+
+    /// Returns the differences that are marked beside no curve.
+    fn others(self, now: &Self, status: &JobStatus) -> Vec<String> {
+        let mut changes = Vec::new();
         let new = now.recoveries.saturating_sub(self.recoveries) as usize;
-        for it in snapshot.recoveries.iter().skip(snapshot.recoveries.len().saturating_sub(new)) {
+        for it in status.recoveries.iter().skip(status.recoveries.len().saturating_sub(new)) {
             changes.push(format!("{}; recovered after {:.2} s", it.cause, it.seconds));
         }
         // Reported once per task, not once per pass.
         let mut new = now.discarded_tasks.saturating_sub(self.discarded_tasks);
-        for task in snapshot.discarded.listed.iter().filter(|it| !self.discarded.contains(&it.task))
-        {
+        for task in status.discarded.listed.iter().filter(|it| !self.discarded.contains(&it.task)) {
             changes.push(format!("task {} was given up: {}", task.task, task.reason));
             new = new.saturating_sub(1);
         }
         if 0 < new {
             changes.push(format!("{new} more tasks were given up"));
         }
-        if let Some(result) = snapshot.result.as_ref().filter(|_| !self.is_over) {
+        if let Some(result) = status.result.as_ref().filter(|_| !self.is_over) {
             let reason = result.reason.as_deref().map_or_else(String::new, |it| format!(": {it}"));
             changes.push(format!("the job is over{reason}"));
         }
-        changes.into_iter()
+        changes
     }
 }
 
@@ -176,10 +186,10 @@ mod tests {
 
     use super::*;
 
-    fn with_slot(address: Option<&str>) -> StatusSnapshot {
+    fn with_slot(address: Option<&str>) -> JobStatus {
         let address = address.map(str::to_owned);
         let slot = SlotStatus { slot: Slot(0), address, incarnation: Some(Incarnation(3)) };
-        StatusSnapshot { slots: vec![slot], ..StatusSnapshot::default() }
+        JobStatus { slots: vec![slot], ..JobStatus::default() }
     }
 
     fn descriptions(timeline: &Timeline) -> Vec<String> {
@@ -207,7 +217,7 @@ mod tests {
     fn curves_continue_when_the_clock_is_set_back() {
         let mut timeline = Timeline::default();
         for unix_ms in [10_000_000, 10_001_000, 1_000, 1_100, 2_000] {
-            timeline.note(&StatusSnapshot::default(), unix_ms);
+            timeline.note(&JobStatus::default(), unix_ms);
         }
         let drawn: Vec<u64> = timeline.points().iter().map(|it| it.unix_ms).collect();
         assert_eq!(drawn, [10_000_000, 10_001_000, 1_000, 2_000]);
@@ -218,7 +228,7 @@ mod tests {
         let mut timeline = Timeline::default();
         for second in 0..100_000 {
             let checkpoint = Some(format!("c-{}", second / 100));
-            let snapshot = StatusSnapshot { checkpoint, ..StatusSnapshot::default() };
+            let snapshot = JobStatus { checkpoint, ..JobStatus::default() };
             timeline.note(&snapshot, second * 1000);
         }
         let points = timeline.points();

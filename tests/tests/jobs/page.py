@@ -20,13 +20,13 @@ def until(page, what):
         time.sleep(0.02)
 
 
-url, victim, directory = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+url, directory, victims = sys.argv[1], sys.argv[2], [int(it) for it in sys.argv[3:]]
 complaints = []
 elsewhere = []
 
 with sync_playwright() as tools:
     browser = tools.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
-    page = browser.new_page(viewport={"width": 1100, "height": 900})
+    page = browser.new_page(viewport={"width": 1300, "height": 900})
     page.on("console", lambda it: complaints.append(it.text) if it.type in ("error", "warning") else None)
     page.on("pageerror", lambda it: complaints.append(str(it)))
     page.on("request", lambda it: elsewhere.append(it.url) if not it.url.startswith(url) else None)
@@ -34,6 +34,10 @@ with sync_playwright() as tools:
     until(page, "document.getElementById('connection').textContent === 'live'")
     page.wait_for_selector("#curves-body svg")
     page.screenshot(path=f"{directory}/page-light.png", full_page=True)
+    scrolled = page.evaluate(
+        "Array.from(document.querySelectorAll('.scroll')).filter(it => it.clientWidth < it.scrollWidth).map(it => it.id)"
+    )
+    drawn = page.locator("#picture-body .process title").all_text_contents()
 
     headings = page.locator("h2").all_inner_texts()
     page.keyboard.press("Tab")
@@ -47,10 +51,17 @@ with sync_playwright() as tools:
     dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
     page.screenshot(path=f"{directory}/page-dark-phone.png", full_page=True)
 
-    os.kill(victim, signal.SIGKILL)
+    os.kill(victims[0], signal.SIGKILL)
     killed = time.monotonic()
     until(page, "document.getElementById('events-body').innerText.includes('lost its pserver')")
     seconds = time.monotonic() - killed
+
+    until(page, "document.getElementById('events-body').innerText.includes('was taken by pserver')")
+    os.kill(victims[1], signal.SIGKILL)
+    until(page, "document.querySelector('#picture-body path.wait') !== null")
+    waits = page.locator("#job-body .waits").inner_text()
+    page.set_viewport_size({"width": 1300, "height": 900})
+    page.screenshot(path=f"{directory}/page-blocked.png", full_page=True)
     browser.close()
 
 print(
@@ -63,6 +74,9 @@ print(
             "too_wide": too_wide,
             "dark": dark,
             "seconds": seconds,
+            "scrolled": scrolled,
+            "drawn": len(drawn),
+            "waits": waits,
         }
     )
 )

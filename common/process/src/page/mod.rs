@@ -25,6 +25,9 @@ const RETRY: Duration = Duration::from_millis(500);
 /// Id of the element that shows readiness.
 const READY: &str = "ready";
 
+/// Id of the element that holds all sections.
+const CONTENT: &str = "content";
+
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 
@@ -73,26 +76,33 @@ pub(crate) fn page(head: &Head<'_>, sections: &[Section]) -> Response {
                         " · "
                         span id="connection" role="status" { "as of page load" }
                     }
-                    nav aria-label="Sections" {
-                        ul {
-                            @for it in sections { li { a href={ "#" (it.id) } { (it.title) } } }
-                            li { a href="status" { "status (JSON)" } }
-                            li { a href="metrics" { "metrics" } }
-                        }
-                    }
                 }
-                main {
-                    @for it in sections {
-                        section id=(it.id) aria-labelledby={ (it.id) "-title" } {
-                            h2 id={ (it.id) "-title" } { (it.title) }
-                            div.scroll id=(place(it)) tabindex="0" { (it.body) }
-                        }
-                    }
-                }
+                div id=(CONTENT) { (content(sections)) }
             }
         }
     };
     guarded("text/html; charset=utf-8", page.into_string())
+}
+
+/// Renders the links to all sections, and the sections.
+fn content(sections: &[Section]) -> Markup {
+    html! {
+        nav aria-label="Sections" {
+            ul {
+                @for it in sections { li { a href={ "#" (it.id) } { (it.title) } } }
+                li { a href="status" { "status (JSON)" } }
+                li { a href="metrics" { "metrics" } }
+            }
+        }
+        main {
+            @for it in sections {
+                section id=(it.id) aria-labelledby={ (it.id) "-title" } {
+                    h2 id={ (it.id) "-title" } { (it.title) }
+                    div.scroll id=(place(it)) tabindex="0" { (it.body) }
+                }
+            }
+        }
+    }
 }
 
 pub(crate) async fn style() -> Response {
@@ -136,10 +146,7 @@ fn changes(
         loop {
             clock.tick().await;
             let (ready, sections) = render();
-            let mut now: BTreeMap<String, String> =
-                sections.into_iter().map(|it| (place(&it), it.body.into_string())).collect();
-            now.insert(READY.to_owned(), html! { (ready) }.into_string());
-            let changed = changed(&mut sent, now);
+            let changed = changed(&mut sent, &ready, sections);
             if !changed.is_empty() {
                 let data = serde_json::json!(changed).to_string();
                 let event = Event::default().retry(RETRY).data(data);
@@ -149,15 +156,25 @@ fn changes(
     })
 }
 
-/// Returns the elements whose content differs from `sent`, and records them in it.
+/// Returns the elements whose content differs from `sent`, and records them in it. If sections came or went, that is
+/// the element that holds all of them.
 fn changed(
     sent: &mut BTreeMap<String, String>,
-    now: BTreeMap<String, String>,
+    ready: &str,
+    sections: Vec<Section>,
 ) -> BTreeMap<String, String> {
-    let mut changed = now;
-    changed.retain(|place, body| sent.get(place) != Some(body));
-    sent.extend(changed.clone());
-    changed
+    let all = content(&sections);
+    let mut now: BTreeMap<String, String> =
+        sections.into_iter().map(|it| (place(&it), it.body.into_string())).collect();
+    now.insert(READY.to_owned(), html! { (ready) }.into_string());
+    if !sent.keys().eq(now.keys()) {
+        let whole = [(READY, now[READY].clone()), (CONTENT, all.into_string())];
+        *sent = now;
+        return whole.map(|(id, content)| (id.to_owned(), content)).into();
+    }
+    now.retain(|place, body| sent.get(place) != Some(body));
+    sent.extend(now.clone());
+    now
 }
 
 #[cfg(test)]
@@ -165,13 +182,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_changes_are_sent() {
-        let now = |pairs: &[(&str, &str)]| {
-            pairs.iter().map(|(place, body)| ((*place).to_owned(), (*body).to_owned())).collect()
-        };
+    fn only_changes_are_sent_and_all_sections_when_one_comes_or_goes() {
+        let section = |id, body: &str| Section { id, title: "A section", body: html! { (body) } };
         let mut sent = BTreeMap::new();
-        assert_eq!(changed(&mut sent, now(&[("a", "1"), ("b", "2")])).len(), 2);
-        assert_eq!(changed(&mut sent, now(&[("a", "1"), ("b", "3")])), now(&[("b", "3")]));
-        assert!(changed(&mut sent, now(&[("a", "1"), ("b", "3")])).is_empty());
+        let mut send =
+            |sections| changed(&mut sent, "ready", sections).into_keys().collect::<Vec<String>>();
+        assert_eq!(send(vec![section("a", "1"), section("b", "2")]), [CONTENT, READY]);
+        assert_eq!(send(vec![section("a", "1"), section("b", "3")]), ["b-body"]);
+        assert!(send(vec![section("a", "1"), section("b", "3")]).is_empty());
+        assert_eq!(send(vec![section("a", "1")]), [CONTENT, READY]);
     }
 }

@@ -1,8 +1,8 @@
 //! A rendezvous, as the status shows it.
 
-use steadfast_common::elastic_status::{ElasticPhase, NodePhase, NodeStatus, WorkersPhase};
 use steadfast_common::ids::{Millis, NodeId, Phase};
 use steadfast_common::rendezvous::{EXIT_TAG, NodeRecord};
+use steadfast_common::status::{ElasticPhase, NodePhase, NodeStatus, WorkersPhase};
 
 use super::gathering::{Outlook, Timers};
 use super::state::{Rendezvous, Standing};

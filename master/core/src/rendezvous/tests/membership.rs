@@ -1,8 +1,8 @@
 //! Incarnations, repeated requests and refusals.
 
-use steadfast_common::elastic_status::WorkersPhase;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::rendezvous::{EXIT_TAG, SLOTS_MAX};
+use steadfast_common::status::WorkersPhase;
 
 use super::*;
 

@@ -1,0 +1,418 @@
+//! The status of an elastic job: its values, and the document of them.
+
+use serde::{Deserialize, Serialize};
+
+use super::document::{Body, Cell, Document, Level, Metric, Row, Section, Summary, Table, Value};
+use super::format::plural;
+use super::training::{MasterStatus, TimelineEvent, summary};
+use super::waits::{JOB, Wait};
+use crate::elastic::ElasticKind;
+use crate::ids::{Incarnation, NodeId, Round};
+use crate::launch::{HostRecord, Outcome};
+use crate::records::ResultRecord;
+
+/// An elastic job at one point in time, as seen by its acting master or else read from etcd.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ElasticStatus {
+    pub kind: ElasticKind,
+    pub job: String,
+    pub state: ElasticPhase,
+    /// What is blocked, by what, and why; empty if nothing is blocked.
+    pub waiting: Vec<String>,
+    /// Which node waits for which, with the same reasons.
+    #[serde(default)]
+    pub waits: Vec<Wait>,
+    /// The nodes that are waited for; only the first few.
+    #[serde(default)]
+    pub awaited: Vec<NodeId>,
+    pub nodes_min: u32,
+    pub nodes_max: u32,
+    /// The round that was formed last; 0 before the first.
+    pub round: Round,
+    /// Number of workers of the round that was formed last.
+    pub world_size: u32,
+    /// All known nodes: the members of the last round by rank, then the others.
+    pub nodes: Vec<NodeStatus>,
+    /// The launcher, if the job has or had one.
+    #[serde(default)]
+    pub launcher: Option<LauncherStatus>,
+    /// The acting master; absent if it does not answer: the rest is then what etcd holds.
+    pub master: Option<MasterStatus>,
+    /// Why no master answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// Restarts after failures of nodes that are gone, as far as they have reported them to this master.
+    #[serde(default)]
+    pub restarts_of_gone: u64,
+    /// The last failures of workers that agents reported to this master, the latest last.
+    #[serde(default)]
+    pub exits: Vec<TimelineEvent>,
+    /// Timeline of this master's term, the latest event last.
+    pub events: Vec<TimelineEvent>,
+    pub result: Option<ResultRecord>,
+}
+
+/// Phases of an elastic job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ElasticPhase {
+    /// No round is intact: nodes gather.
+    Gathering,
+    /// The members of a round run their workers.
+    Running,
+    Finished,
+    Failed,
+}
+
+impl ElasticPhase {
+    /// Returns the name, for users.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Gathering => "gathering",
+            Self::Running => "running",
+            Self::Finished => "finished",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// A node, as the master knows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeStatus {
+    pub node: NodeId,
+    pub incarnation: Incarnation,
+    pub address: String,
+    /// The host on which a launcher started its agent, under the launcher's name for that host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// The admin port of its agent; absent for a node without one, or that is gone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub admin: Option<String>,
+    pub slots: u32,
+    pub state: NodePhase,
+    /// What its workers do, if that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workers: Option<WorkersPhase>,
+    /// Since when it has been a member of each round, or since when the master acts, if that is later.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub member_since_unix_ms: Option<u64>,
+    /// Rank of the node in the last round, and rank of its first worker.
+    pub rank: Option<u32>,
+    pub first_rank: Option<u32>,
+    /// What its agent reported last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub report: Option<NodeReport>,
+}
+
+/// What a node does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NodePhase {
+    Starting,
+    Waiting,
+    Member,
+    Late,
+    /// A member of the last round that was lost, or left.
+    Gone,
+}
+
+impl NodePhase {
+    /// Returns the name, for users.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Waiting => "waiting",
+            Self::Member => "member",
+            Self::Late => "late",
+            Self::Gone => "gone",
+        }
+    }
+}
+
+/// What the workers of a member do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WorkersPhase {
+    /// The agent has not reported that they run in this round.
+    Starting,
+    Running,
+    /// All have exited with 0; the node waits for the others.
+    Succeeded,
+}
+
+impl WorkersPhase {
+    /// Returns the name, for users.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Running => "running",
+            Self::Succeeded => "succeeded",
+        }
+    }
+}
+
+/// The state of a node's workers, as its agent reports it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeReport {
+    /// The round in which the agent reported.
+    pub round: Round,
+    /// Restarts after failures.
+    pub restarts: u32,
+    pub restarts_max: u32,
+    /// Rounds that ended for the node because others came or went.
+    pub changes: u64,
+    pub state: String,
+    /// Which worker failed last, in which round, and how; empty if none has.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub last_exit: String,
+}
+
+impl ElasticStatus {
+    /// Returns the number of restarts after failures that agents have reported, including those of nodes that are gone.
+    pub fn restarts(&self) -> u64 {
+        let reports = self.nodes.iter().filter_map(|node| node.report.as_ref());
+        self.restarts_of_gone + reports.map(|report| u64::from(report.restarts)).sum::<u64>()
+    }
+}
+
+/// What a launcher has recorded in etcd.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LauncherStatus {
+    /// Agents that were started.
+    pub launches: u64,
+    /// How often the set of agents changed after it had settled.
+    pub resets: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outcome: Option<Outcome>,
+    /// The hosts that run an agent or have failed.
+    pub hosts: Vec<HostStatus>,
+}
+
+impl LauncherStatus {
+    pub fn blacklist(&self) -> impl Iterator<Item = &HostStatus> {
+        self.hosts.iter().filter(|host| host.record.cooldown_ms.is_some())
+    }
+}
+
+/// A host of a launcher.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostStatus {
+    pub host: String,
+    #[serde(flatten)]
+    pub record: HostRecord,
+    /// When the host leaves the blacklist, as the master computes; absent if the host is not on it, or no master
+    /// answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blacklisted_until_unix_ms: Option<u64>,
+}
+
+impl HostStatus {
+    /// Returns how long the host stays on the blacklist.
+    pub fn time_left(&self) -> Value {
+        match self.blacklisted_until_unix_ms {
+            Some(until) => Value::Until(until),
+            // Records hold no points in time.
+            None => {
+                let seconds = self.record.cooldown_ms.unwrap_or(0).div_ceil(1000);
+                Value::Text(format!("at most {seconds}s left"))
+            }
+        }
+    }
+}
+
+/// Maximum number of failures of workers that are shown, latest first.
+const EXITS_SHOWN: usize = 3;
+
+impl ElasticStatus {
+    /// Describes the status.
+    pub fn document(&self) -> Document {
+        let (state, level) = match (&self.error, &self.result) {
+            (Some(_), None) => ("no master answers", Level::Bad),
+            (Some(_), Some(_)) | (None, _) => (self.state.name(), self.state.level()),
+        };
+        let rows = Body::Rows(self.rows());
+        let mut sections = vec![Section { id: "job", title: "Job", body: rows }];
+        if self.result.is_none() {
+            sections.push(self.nodes());
+        }
+        sections.extend(self.launcher.iter().flat_map(blacklist));
+        let events = Body::Events(self.events.clone());
+        sections.push(Section { id: "events", title: "Events", body: events });
+        let names = ElasticPhase::ALL.map(ElasticPhase::name);
+        let help = "1 for the current state of the elastic job";
+        Document {
+            job: self.job.clone(),
+            state: state.to_owned(),
+            level,
+            kind: "elastic",
+            done: None,
+            waits: self.waits.clone(),
+            sections,
+            metrics: Metric::states("steadfast_elastic_state", help, &names, self.state.name()),
+        }
+    }
+
+    fn rows(&self) -> Vec<Row> {
+        let mut rows = Vec::new();
+        let reason = self.result.as_ref().and_then(|result| result.reason.as_ref());
+        rows.extend(reason.map(|it| Row::error("reason", it)));
+        if let (Some(error), None) = (&self.error, &self.result) {
+            rows.push(Row::error("why", error));
+            let below = "the state in etcd; the job continues once a master is acting";
+            rows.push(Row::text("below", below));
+        }
+        let round = match self.round.0 {
+            0 => "none yet".to_owned(),
+            number => format!("{number}, {}", plural(self.world_size as usize, "worker")),
+        };
+        let help = "Rounds that were formed";
+        let formed = Metric::counter("steadfast_elastic_rounds", help, self.round.0);
+        let help = "Workers of the round that was formed last";
+        let workers = Metric::gauge("steadfast_elastic_workers", help, self.world_size);
+        rows.push(Row::text("round", round).metric(formed).metric(workers));
+        if self.master.is_some() {
+            let changes = usize::try_from(self.round.0.saturating_sub(1)).unwrap_or(usize::MAX);
+            let help = "Restarts after failures, as agents have reported them to this master";
+            let restarts = Metric::counter("steadfast_elastic_restarts", help, self.restarts());
+            let note = format!(" after failures; {} after the first", plural(changes, "round"));
+            let row = Row::new("restarts", Value::Count(self.restarts()));
+            rows.push(row.note(note).metric(restarts));
+        }
+        for exit in self.exits.iter().rev().take(EXITS_SHOWN) {
+            rows.push(Row::error("failure", &exit.what).since(exit.unix_ms));
+        }
+        rows.extend(self.launcher.iter().map(launcher));
+        let master = self.master.iter();
+        rows.extend(
+            master.map(|it| Row::text("master", format!("{} (epoch {})", it.address, it.epoch))),
+        );
+        rows
+    }
+
+    fn nodes(&self) -> Section {
+        let members = self.nodes.iter().filter(|it| it.state == NodePhase::Member).count();
+        let (min, max) = (self.nodes_min, self.nodes_max);
+        let text = format!("{}; {min} to {max} are allowed", plural(members, "member"));
+        let has_hosts = self.nodes.iter().any(|it| it.host.is_some());
+        let mut columns = vec!["rank", "address", "state", "workers", "ranks", "member for"];
+        columns.extend(["restarts", "changes"]);
+        if has_hosts {
+            columns.push("host");
+        }
+        columns.push("node");
+        let row = |it: &NodeStatus| {
+            let mut cells = it.cells();
+            if has_hosts {
+                cells.push(Value::maybe_text(it.host.as_ref()).into());
+            }
+            cells.push(Value::Id(it.node.to_string()).into());
+            cells
+        };
+        let help = "Members of the round that was formed last, without those that are gone";
+        let metrics = vec![Metric::gauge("steadfast_elastic_members", help, members)];
+        let table = Table {
+            summary: Summary { metrics, ..summary("nodes", text) },
+            columns,
+            rows: self.nodes.iter().map(row).collect(),
+            processes: self.nodes.iter().map(|it| process(it.node)).collect(),
+            count: self.nodes.len(),
+        };
+        Section { id: "nodes", title: "Nodes", body: Body::Table(table) }
+    }
+
+    /// Returns the waits with these reasons for the nodes that are waited for.
+    pub fn waits_of(reasons: &[String], awaited: &[NodeId]) -> Vec<Wait> {
+        let wait = |reason: &String, on: String| Wait::new(JOB, on, reason);
+        let mut waits = Vec::new();
+        for (index, reason) in reasons.iter().enumerate() {
+            match index {
+                // The first reason names the nodes.
+                0 if !awaited.is_empty() => {
+                    waits.extend(awaited.iter().map(|node| wait(reason, process(*node))));
+                }
+                _ => waits.push(wait(reason, String::new())),
+            }
+        }
+        waits
+    }
+}
+
+/// Returns the name of a node in [`Wait`].
+fn process(node: NodeId) -> String {
+    format!("node {node}")
+}
+
+impl NodeStatus {
+    fn cells(&self) -> Vec<Cell> {
+        let state = Value::Text(self.state.name().to_owned());
+        let workers = match self.workers {
+            Some(phase) => format!("{} {}", self.slots, phase.name()),
+            None => self.slots.to_string(),
+        };
+        let ranks = self.first_rank.map(|first| match self.slots {
+            0 | 1 => first.to_string(),
+            slots => format!("{first} to {}", first + slots - 1),
+        });
+        let since = self.member_since_unix_ms.filter(|_| self.state == NodePhase::Member);
+        let report = self.report.as_ref();
+        vec![
+            Value::maybe_count(self.rank).into(),
+            Value::Text(self.address.clone()).into(),
+            if self.state == NodePhase::Gone { Cell::bad(state) } else { state.into() },
+            Value::Text(workers).into(),
+            Value::maybe_text(ranks).into(),
+            since.map_or(Value::None, Value::Since).into(),
+            report.map_or(Value::None, |it| it.restarts_of_max()).into(),
+            Value::maybe_count(report.map(|it| it.changes)).into(),
+        ]
+    }
+}
+
+impl NodeReport {
+    fn restarts_of_max(&self) -> Value {
+        Value::Of(self.restarts.into(), Some(self.restarts_max.into()))
+    }
+}
+
+impl ElasticPhase {
+    /// All phases, in the order of a job.
+    const ALL: [Self; 4] = [Self::Gathering, Self::Running, Self::Finished, Self::Failed];
+
+    fn level(self) -> Level {
+        match self {
+            Self::Gathering => Level::Warning,
+            Self::Running | Self::Finished => Level::Good,
+            Self::Failed => Level::Bad,
+        }
+    }
+}
+
+/// What the launcher did.
+fn launcher(launcher: &LauncherStatus) -> Row {
+    let launches = usize::try_from(launcher.launches).unwrap_or(usize::MAX);
+    let resets = plural(launcher.resets as usize, "change");
+    let text = format!("{} started, {resets} of the set", plural(launches, "agent"));
+    let outcome = launcher.outcome.as_ref().map_or_else(String::new, |it| format!("; {it}"));
+    Row::text("launcher", text).note(outcome)
+}
+
+/// The hosts on the blacklist, if there are any.
+fn blacklist(launcher: &LauncherStatus) -> Option<Section> {
+    let hosts: Vec<&HostStatus> = launcher.blacklist().collect();
+    let row = |it: &&HostStatus| {
+        vec![
+            Cell::bad(Value::Text(it.host.clone())),
+            Value::Count(it.record.failures.into()).into(),
+            it.time_left().into(),
+        ]
+    };
+    let table = Table {
+        summary: summary("blacklist", plural(hosts.len(), "host")),
+        columns: vec!["host", "failures", "time"],
+        rows: hosts.iter().map(row).collect(),
+        processes: Vec::new(),
+        count: hosts.len(),
+    };
+    let section = Section { id: "blacklist", title: "Blacklist", body: Body::Table(table) };
+    (!hosts.is_empty()).then_some(section)
+}
