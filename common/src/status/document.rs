@@ -278,8 +278,25 @@ impl Row {
         format!("{}{}{ago}", self.value.text(now_unix_ms), self.note)
     }
 
-    pub fn metric(mut self, metric: Metric) -> Self {
-        self.metrics.push(metric);
+    /// Makes a gauge of the row.
+    pub fn gauge(
+        mut self,
+        name: &'static str,
+        help: &'static str,
+        number: impl Into<Number>,
+    ) -> Self {
+        self.metrics.push(Metric::gauge(name, help, number));
+        self
+    }
+
+    /// Makes a counter of the row.
+    pub fn counter(
+        mut self,
+        name: &'static str,
+        help: &'static str,
+        number: impl Into<Number>,
+    ) -> Self {
+        self.metrics.push(Metric::counter(name, help, number));
         self
     }
 }

@@ -266,17 +266,16 @@ impl ElasticStatus {
             number => format!("{number}, {}", plural(self.world_size as usize, "worker")),
         };
         let help = "Rounds that were formed";
-        let formed = Metric::counter("steadfast_elastic_rounds", help, self.round.0);
+        let row = Row::text("round", round).counter("steadfast_elastic_rounds", help, self.round.0);
         let help = "Workers of the round that was formed last";
-        let workers = Metric::gauge("steadfast_elastic_workers", help, self.world_size);
-        rows.push(Row::text("round", round).metric(formed).metric(workers));
+        rows.push(row.gauge("steadfast_elastic_workers", help, self.world_size));
         if self.master.is_some() {
             let changes = usize::try_from(self.round.0.saturating_sub(1)).unwrap_or(usize::MAX);
             let help = "Restarts after failures, as agents have reported them to this master";
-            let restarts = Metric::counter("steadfast_elastic_restarts", help, self.restarts());
             let note = format!(" after failures; {} after the first", plural(changes, "round"));
             let row = Row::new("restarts", Value::Count(self.restarts()));
-            rows.push(row.note(note).metric(restarts));
+            let row = row.note(note);
+            rows.push(row.counter("steadfast_elastic_restarts", help, self.restarts()));
         }
         for exit in self.exits.iter().rev().take(EXITS_SHOWN) {
             rows.push(Row::error("failure", &exit.what).since(exit.unix_ms));

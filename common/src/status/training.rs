@@ -420,26 +420,22 @@ impl JobStatus {
         rows.extend(self.stream.iter().flat_map(stream_rows));
         rows.extend(self.loss.map(|loss| {
             let help = "Mean loss of the last step or task";
-            Row::new("loss", Value::Figure(loss)).metric(Metric::gauge(
-                "steadfast_loss",
-                help,
-                loss,
-            ))
+            Row::new("loss", Value::Figure(loss)).gauge("steadfast_loss", help, loss)
         }));
         rows.extend(self.evaluation.as_ref().map(evaluation_row));
-        rows.push(Row::new("generation", Value::Count(self.generation.0)).metric(Metric::gauge(
+        rows.push(Row::new("generation", Value::Count(self.generation.0)).gauge(
             "steadfast_generation",
             "Generation of the job",
             self.generation.0,
-        )));
+        ));
         rows.extend(self.checkpoint_rows());
         rows.extend(self.warnings.iter().map(|it| Row::warning("warning", it)));
         rows.extend(self.recovery_rows());
         if let Some(bound) = self.lead_bound {
             let help = "Lead in pushes that the job file allows";
             let lead = Value::Of(self.lead_max, Some(bound.into()));
-            let bound = Metric::gauge("steadfast_staleness_bound", help, bound);
-            rows.push(Row::new("lead", lead).note(" pushes that are allowed").metric(bound));
+            let row = Row::new("lead", lead).note(" pushes that are allowed");
+            rows.push(row.gauge("steadfast_staleness_bound", help, bound));
         }
         let master = &self.master;
         let text = format!("{} (epoch {})", master.address, master.epoch);
@@ -451,18 +447,19 @@ impl JobStatus {
     fn progress(&self) -> Vec<Row> {
         let (pass, passes) = (self.pass.0.saturating_add(1), self.passes.map(u64::from));
         let pass = passes.map_or(u64::from(pass), |passes| passes.min(pass.into()));
-        let gauge = Metric::gauge("steadfast_pass", "Current pass of the job", self.pass.0);
-        let mut passes = Row::new("pass", Value::Of(pass, passes)).metric(gauge);
+        let help = "Current pass of the job";
+        let row = Row::new("pass", Value::Of(pass, passes));
+        let mut passes = row.gauge("steadfast_pass", help, self.pass.0);
         if let Some(done) = self.done() {
             let help = "Share of the job that is done";
-            passes = passes.metric(Metric::gauge("steadfast_progress_ratio", help, done));
+            passes = passes.gauge("steadfast_progress_ratio", help, done);
         }
         let help = "Steps that the parameters reflect";
-        let step = Row::new("step", Value::Of(self.version.0, self.steps)).metric(Metric::gauge(
+        let step = Row::new("step", Value::Of(self.version.0, self.steps)).gauge(
             "steadfast_version",
             help,
             self.version.0,
-        ));
+        );
         let queues = [
             ("todo", self.queues.todo),
             ("pending", self.queues.pending),
@@ -475,10 +472,9 @@ impl JobStatus {
             let gauge = Metric::gauge("steadfast_tasks", "Tasks of the pass by queue", count);
             gauge.with("queue", queue)
         }));
-        let counter = Metric::counter("steadfast_examples", "Records trained on", self.examples);
         let examples = Row::new("examples", Value::Of(self.examples, self.examples_total))
             .note(format!(", {} a second", rate(self.examples_per_second)))
-            .metric(counter);
+            .counter("steadfast_examples", "Records trained on", self.examples);
         let mut rows = vec![passes, step, tasks, examples];
         rows.extend(self.seconds_left.map(|it| Row::new("left", Value::Seconds(it))));
         rows
@@ -487,18 +483,18 @@ impl JobStatus {
     fn checkpoint_rows(&self) -> Vec<Row> {
         let name = self.checkpoint.as_deref().unwrap_or("none");
         let help = "Checkpoints committed by this master";
-        let committed = Metric::counter("steadfast_checkpoints", help, self.checkpoints_committed);
-        let help = "Consecutive failed checkpoints";
-        let failures =
-            Metric::gauge("steadfast_checkpoint_failures_in_a_row", help, self.checkpoint_failures);
-        let mut row = Row::text("checkpoint", name).metric(committed).metric(failures);
+        let row = Row::text("checkpoint", name);
+        let row = row.counter("steadfast_checkpoints", help, self.checkpoints_committed);
+        let (metric, help) =
+            ("steadfast_checkpoint_failures_in_a_row", "Consecutive failed checkpoints");
+        let mut row = row.gauge(metric, help, self.checkpoint_failures);
         if let Some(age) = self.checkpoint_age {
             let help = "Time since this master committed a checkpoint";
-            row = row.note(format!(" ({} ago)", span(age))).metric(Metric::gauge(
+            row = row.note(format!(" ({} ago)", span(age))).gauge(
                 "steadfast_checkpoint_age_seconds",
                 help,
                 age,
-            ));
+            );
         }
         let error = self.checkpoint_error.as_ref();
         let error = error.map(|it| Row::error("error", format!("no new checkpoint: {it}")));
@@ -607,9 +603,8 @@ pub(super) fn evaluation_row(it: &EvaluationRecord) -> Row {
     };
     let loss = Value::Figure(it.loss).text(0);
     let note = format!(" (loss {loss}) on {} held-out records after {passes}", it.records);
-    let gauge =
-        Metric::gauge("steadfast_evaluation_metric", "Metric on held-out records", it.metric);
-    Row::new(&it.metric_name, Value::Figure(it.metric)).note(note).metric(gauge)
+    let row = Row::new(&it.metric_name, Value::Figure(it.metric)).note(note);
+    row.gauge("steadfast_evaluation_metric", "Metric on held-out records", it.metric)
 }
 
 pub(super) fn result_rows(result: &ResultRecord) -> Vec<Row> {
@@ -652,32 +647,17 @@ fn stream_rows(stream: &StreamStatus) -> Vec<Row> {
         stream.waiting_files,
         span(stream.oldest_seconds),
     );
+    let read = "Files of the stream that became tasks";
+    let unread = "Files of the stream that are not tasks yet";
+    let records = "Records of tasks of the stream that were not trained on";
+    let lag = "Age of the oldest file of the stream with records that were not trained on";
+    let left_out = "Files of the stream that cannot be read and are left out";
     let row = Row::text("stream", text)
-        .metric(Metric::counter(
-            "steadfast_stream_files",
-            "Files of the stream that became tasks",
-            stream.files,
-        ))
-        .metric(Metric::gauge(
-            "steadfast_stream_waiting_files",
-            "Files of the stream that are not tasks yet",
-            stream.waiting_files,
-        ))
-        .metric(Metric::gauge(
-            "steadfast_stream_waiting_records",
-            "Records of tasks of the stream that were not trained on",
-            stream.waiting_records,
-        ))
-        .metric(Metric::gauge(
-            "steadfast_stream_lag_seconds",
-            "Age of the oldest file of the stream with records that were not trained on",
-            stream.oldest_seconds,
-        ))
-        .metric(Metric::gauge(
-            "steadfast_stream_left_out_files",
-            "Files of the stream that cannot be read and are left out",
-            stream.left_out_files,
-        ));
+        .counter("steadfast_stream_files", read, stream.files)
+        .gauge("steadfast_stream_waiting_files", unread, stream.waiting_files)
+        .gauge("steadfast_stream_waiting_records", records, stream.waiting_records)
+        .gauge("steadfast_stream_lag_seconds", lag, stream.oldest_seconds)
+        .gauge("steadfast_stream_left_out_files", left_out, stream.left_out_files);
     let (files, listed) = (stream.left_out_files, stream.left_out.clone());
     let mut rows = vec![row];
     rows.extend(left_out_rows(&LeftOut { files, listed }));
