@@ -2,10 +2,15 @@
 
 use steadfast_common::role::Role::{self, Admin, Master, Pserver, Trainer};
 
+use crate::TensorMethod;
+
 /// Returns the roles that may call a method, given its path; none if the method is unknown.
 ///
 /// Pservers and administrators may request a checkpoint; only administrators may restore one.
 pub fn access(path: &str) -> &'static [Role] {
+    if TensorMethod::of_path(path).is_some() {
+        return &[Trainer];
+    }
     let Some((service, method)) = path.strip_prefix('/').and_then(|it| it.split_once('/')) else {
         return &[];
     };
@@ -31,7 +36,7 @@ pub fn access(path: &str) -> &'static [Role] {
         ("steadfast.v1.Master", "ReportDamage") => &[Pserver],
         ("steadfast.v1.Master", "TakeCheckpoint") => &[Pserver, Admin],
         ("steadfast.v1.Master", "RestoreCheckpoint" | "Drain" | "Status") => &[Admin],
-        ("steadfast.v1.Pserver", "Init" | "Push" | "Pull" | "PullRows" | "ReadRange") => &[Trainer],
+        ("steadfast.v1.Pserver", "Init") => &[Trainer],
         ("steadfast.v1.Pserver", "Norms") => &[Pserver],
         ("steadfast.v1.Pserver", "Snapshot" | "TableUsage") => &[Master],
         _ => &[],

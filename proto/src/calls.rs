@@ -15,7 +15,7 @@ use tonic::{Code, Status};
 use tower::Service;
 
 use crate::framing::PREFIX;
-use crate::status;
+use crate::{TensorMethod, status};
 
 /// The longest message that [`read_one`] accepts.
 const MESSAGE_MAX: usize = 64 << 10;
@@ -67,7 +67,7 @@ pub async fn next(body: &mut Body) -> Result<Option<Bytes>, Status> {
 /// The status of the peer, or an error of the transport.
 pub async fn call<C>(
     channel: &mut C,
-    path: &'static str,
+    method: TensorMethod,
     segments: Vec<Bytes>,
 ) -> Result<Body, Status>
 where
@@ -77,7 +77,7 @@ where
     let broken = |error: C::Error| Status::from_error(error.into());
     std::future::poll_fn(|context| channel.poll_ready(context)).await.map_err(broken)?;
     let body = Body::new(TensorBody::request(segments));
-    let request = http::Request::post(path)
+    let request = http::Request::post(method.path())
         .version(http::Version::HTTP_2)
         .header(http::header::CONTENT_TYPE, GRPC)
         .header(http::header::TE, "trailers")

@@ -7,6 +7,7 @@ mod decoder;
 mod framing;
 mod param;
 pub mod tensor;
+mod tensor_method;
 mod worker_token;
 
 pub use access::access;
@@ -16,6 +17,7 @@ pub use framing::{encode, framed};
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Pass, Version};
 use steadfast_common::position::Position;
+pub use tensor_method::TensorMethod;
 use tonic::{Code, Status};
 pub use worker_token::WorkerToken;
 

@@ -14,8 +14,7 @@ use steadfast_host::time::{sleep, timeout};
 use steadfast_proto::status;
 use steadfast_proto::v1::pserver_server::Pserver;
 use steadfast_proto::v1::{
-    InitReply, InitRequest, NormsReply, NormsRequest, Param, PullReply, PullRequest,
-    PullRowsRequest, PushReply, PushRequest, ReadRangeRequest, SnapshotReply, SnapshotRequest,
+    InitReply, InitRequest, NormsReply, NormsRequest, Param, SnapshotReply, SnapshotRequest,
     TableRowCount, TableUsageReply, TableUsageRequest, Target, snapshot_reply,
 };
 use tonic::{Request, Response, Status, Streaming};
@@ -117,41 +116,6 @@ impl Pserver for Service {
             .map_err(|error| refuse(&error))?;
         self.check_lease()?;
         Ok(Response::new(InitReply {}))
-    }
-
-    /// Refuses the call, because [`crate::tensor_service::TensorService`] handles it before it reaches this service.
-    async fn push(
-        &self,
-        _: Request<Streaming<PushRequest>>,
-    ) -> Result<Response<PushReply>, Status> {
-        Err(status(ErrorKind::Internal, "this service does not handle `Push`"))
-    }
-
-    type PullStream = tokio_stream::Empty<Result<PullReply, Status>>;
-
-    /// Refuses the call, because [`crate::tensor_service::TensorService`] handles it before it reaches this service.
-    async fn pull(&self, _: Request<PullRequest>) -> Result<Response<Self::PullStream>, Status> {
-        Err(status(ErrorKind::Internal, "this service does not handle `Pull`"))
-    }
-
-    type PullRowsStream = tokio_stream::Empty<Result<PullReply, Status>>;
-
-    /// Refuses the call, because [`crate::tensor_service::TensorService`] handles it before it reaches this service.
-    async fn pull_rows(
-        &self,
-        _: Request<Streaming<PullRowsRequest>>,
-    ) -> Result<Response<Self::PullRowsStream>, Status> {
-        Err(status(ErrorKind::Internal, "this service does not handle `PullRows`"))
-    }
-
-    type ReadRangeStream = tokio_stream::Empty<Result<PullReply, Status>>;
-
-    /// Refuses the call, because [`crate::tensor_service::TensorService`] handles it before it reaches this service.
-    async fn read_range(
-        &self,
-        _: Request<ReadRangeRequest>,
-    ) -> Result<Response<Self::ReadRangeStream>, Status> {
-        Err(status(ErrorKind::Internal, "this service does not handle `ReadRange`"))
     }
 
     async fn table_usage(

@@ -1,6 +1,5 @@
-//! The two calls that carry tensors: `Push` (gradients in) and `Pull` (parameters out). Values move from
-//! the socket into the sum, and from the shard into the socket, without an intermediate copy. All other
-//! calls go to the generated server.
+//! Serves the calls that carry tensors. Values move from the socket into the sum, and from the shard into the
+//! socket, without an intermediate copy. All other calls go to the generated server.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::convert::Infallible;
@@ -32,8 +31,8 @@ use steadfast_proto::v1::{
     BlockData, PullHeader, PullRequest, PushHeader, PushReply, ReadRangeRequest,
 };
 use steadfast_proto::{
-    Decoder, MESSAGE_BYTES_MAX, answer, answer_as_it_comes, encode, framed, kind, next, read_one,
-    status,
+    Decoder, MESSAGE_BYTES_MAX, TensorMethod, answer, answer_as_it_comes, encode, framed, kind,
+    next, read_one, status,
 };
 use steadfast_pserver_core::buffer_pool::BufferPool;
 use steadfast_pserver_core::contribution::{
@@ -94,28 +93,30 @@ impl tower::Service<http::Request<Body>> for TensorService {
     }
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        let service = self.service.clone();
-        match request.uri().path() {
-            "/steadfast.v1.Pserver/Push" => {
+        let Some(method) = TensorMethod::of_path(request.uri().path()) else {
+            return self.others.call(request);
+        };
+        let (service, body) = (self.service.clone(), request.into_body());
+        match method {
+            TensorMethod::Push => {
                 let incoming = self.incoming.clone();
                 async move {
-                    let pushed = push(&service, &incoming, request.into_body()).await;
+                    let pushed = push(&service, &incoming, body).await;
                     Ok(answer(pushed.inspect_err(|error| service.metrics.refuse(kind(error)))))
                 }
                 .boxed()
             }
-            "/steadfast.v1.Pserver/Pull" => async move {
-                let pulled = pull(service, request.into_body()).await;
+            TensorMethod::Pull => async move {
+                let pulled = pull(service, body).await;
                 Ok(pulled.map_or_else(Status::into_http, answer_as_it_comes))
             }
             .boxed(),
-            "/steadfast.v1.Pserver/PullRows" => {
-                async move { Ok(answer(pull_rows(&service, request.into_body()).await)) }.boxed()
+            TensorMethod::PullRows => {
+                async move { Ok(answer(pull_rows(&service, body).await)) }.boxed()
             }
-            "/steadfast.v1.Pserver/ReadRange" => {
-                async move { Ok(answer(read_range(&service, request.into_body()).await)) }.boxed()
+            TensorMethod::ReadRange => {
+                async move { Ok(answer(read_range(&service, body).await)) }.boxed()
             }
-            _ => self.others.call(request),
         }
     }
 }

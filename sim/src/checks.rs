@@ -14,6 +14,7 @@ use steadfast_common::records::PserverRecord;
 use steadfast_common::rendezvous::{EXIT_TAG, ReleaseRecord, RoundRecord};
 use steadfast_common::spec::Mode;
 use steadfast_common::status::{JobPhase, JobStatus, Queues};
+use steadfast_proto::TensorMethod;
 use steadfast_proto::v1::{
     AdvanceReply, BlockData, ElasticRound, EnterReply, EnterRequest, JoinReply, PullReply,
     PullRequest, PullRowsRequest, PushRequest, ReadRangeRequest, SnapshotRequest, StatusReply,
@@ -90,21 +91,24 @@ pub fn observer(
         if let Some(target) = target {
             observed.broken.extend(is_not_its_own(&etcd, &keys, target));
         }
-        match path {
-            "/steadfast.v1.Pserver/Pull" => {
+        match TensorMethod::of_path(path) {
+            Some(TensorMethod::Pull) => {
                 let messages: Vec<PullReply> = messages(response);
                 observed.pulls += 1;
                 observed.pull(&job, reference.as_deref(), &messages);
             }
-            "/steadfast.v1.Pserver/PullRows" => {
+            Some(TensorMethod::PullRows) => {
                 let (request, messages) = (messages(request), messages(response));
                 observed.pull_rows(&job, reference.as_deref(), &request, &messages);
             }
-            "/steadfast.v1.Pserver/ReadRange" => {
+            Some(TensorMethod::ReadRange) => {
                 let Some(request) = messages::<ReadRangeRequest>(request).pop() else { return };
                 let messages: Vec<PullReply> = messages(response);
                 observed.read_range(&request, &messages);
             }
+            Some(TensorMethod::Push) | None => {}
+        }
+        match path {
             "/steadfast.v1.Master/Advance" => {
                 for AdvanceReply { go, ahead } in messages(response) {
                     let bound = job.spec.asynchronous.max_staleness.map_or(u64::MAX, u64::from);
@@ -194,17 +198,19 @@ fn is_of(round: &ElasticRound, record: &RoundRecord) -> bool {
 
 /// Returns the incarnation of a slot that a call addresses.
 fn target(path: &str, request: &[Frame<Bytes>]) -> Option<Target> {
-    match path {
-        "/steadfast.v1.Pserver/Pull" => messages::<PullRequest>(request).first()?.target,
-        "/steadfast.v1.Pserver/PullRows" => {
+    match TensorMethod::of_path(path) {
+        Some(TensorMethod::Pull) => messages::<PullRequest>(request).first()?.target,
+        Some(TensorMethod::PullRows) => {
             messages::<PullRowsRequest>(request).first()?.header.as_ref()?.target
         }
-        "/steadfast.v1.Pserver/ReadRange" => messages::<ReadRangeRequest>(request).first()?.target,
-        "/steadfast.v1.Pserver/Push" => {
+        Some(TensorMethod::ReadRange) => messages::<ReadRangeRequest>(request).first()?.target,
+        Some(TensorMethod::Push) => {
             messages::<PushRequest>(request).first()?.header.as_ref()?.target
         }
-        "/steadfast.v1.Pserver/Snapshot" => messages::<SnapshotRequest>(request).first()?.target,
-        _ => None,
+        None if path == "/steadfast.v1.Pserver/Snapshot" => {
+            messages::<SnapshotRequest>(request).first()?.target
+        }
+        None => None,
     }
 }
 

@@ -29,7 +29,7 @@ use steadfast_proto::v1::{
     self, BlockData, InitHeader, InitRequest, LaneContribution, Param, PushHeader, PushReply,
     Target, TaskContribution,
 };
-use steadfast_proto::{call, encode, read_one};
+use steadfast_proto::{TensorMethod, call, encode, read_one};
 use tonic::Status;
 use tracing::debug;
 
@@ -42,8 +42,6 @@ use crate::{ClientError, Cluster};
 
 /// Timeout of a call, in addition to the time that the request asks the pserver to wait.
 const TIMEOUT: Duration = Duration::from_secs(30);
-
-const PUSH: &str = "/steadfast.v1.Pserver/Push";
 
 /// The pservers of one generation.
 #[derive(Clone, Debug)]
@@ -250,7 +248,7 @@ impl Pservers {
         loop {
             let push = async {
                 let mut channel = slot.channel.clone();
-                let mut body = call(&mut channel, PUSH, segments.clone()).await?;
+                let mut body = call(&mut channel, TensorMethod::Push, segments.clone()).await?;
                 read_one::<PushReply>(&mut body).await
             };
             if retries.attempt(with_timeout(push)).await?.is_some() {

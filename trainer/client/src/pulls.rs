@@ -7,12 +7,10 @@ use steadfast_common::ids::Version;
 use steadfast_common::position::Position;
 use steadfast_host::time::Instant;
 use steadfast_proto::v1::{PullHeader, PullRequest};
-use steadfast_proto::{Decoder, call, framed, next};
+use steadfast_proto::{Decoder, TensorMethod, call, framed, next};
 use tonic::Status;
 
 use crate::pservers::{Pulled, SlotClient, with_timeout};
-
-const PULL: &str = "/steadfast.v1.Pserver/Pull";
 
 /// Data that arrives after a longer pause was waited for, which restarts the transfer time.
 const QUIET_MAX: Duration = Duration::from_millis(5);
@@ -54,7 +52,8 @@ pub(crate) async fn pull_one(
             exact: versions == VersionMatch::Exactly,
         };
         let mut channel = slot.channel.clone();
-        let mut body = with_timeout(call(&mut channel, PULL, vec![framed(&request)])).await?;
+        let mut body =
+            with_timeout(call(&mut channel, TensorMethod::Pull, vec![framed(&request)])).await?;
         let (mut began, mut last) = (Instant::now(), Instant::now());
         let (mut decoder, mut written) = (Decoder::<PullHeader>::default(), 0);
         let mut received = 0;

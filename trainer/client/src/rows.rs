@@ -7,15 +7,12 @@ use steadfast_common::position::Position;
 use steadfast_common::table::{ID_BYTES, RANGES, Rows, encode_ids};
 use steadfast_proto::tensor::{CHUNK_BYTES, in_chunks};
 use steadfast_proto::v1::{BlockData, PullHeader, PullRequest, ReadRangeRequest};
-use steadfast_proto::{Decoder, call, encode, framed, next};
+use steadfast_proto::{Decoder, TensorMethod, call, encode, framed, next};
 use tonic::Status;
 use tonic::body::Body;
 
 use crate::pservers::{SlotClient, with_timeout};
 use crate::pulls::PULL_WAIT;
-
-const PULL_ROWS: &str = "/steadfast.v1.Pserver/PullRows";
-const READ_RANGE: &str = "/steadfast.v1.Pserver/ReadRange";
 
 /// Bytes of rows in the answer to one request.
 const ANSWER_BYTES: usize = 16 << 20;
@@ -79,7 +76,8 @@ pub(crate) async fn pull_rows(
     }
     loop {
         let mut channel = slot.channel.clone();
-        let mut body = with_timeout(call(&mut channel, PULL_ROWS, segments.clone())).await?;
+        let mut body =
+            with_timeout(call(&mut channel, TensorMethod::PullRows, segments.clone())).await?;
         let mut values: Vec<ByteSegments> = vec![ByteSegments::default(); ids.len()];
         let (header, bytes) = receive(&mut body, |number, data| {
             let table = layout.table_of_number(number).ok_or_else(|| no_table(number))?;
@@ -115,7 +113,8 @@ pub(crate) async fn read_range(
 ) -> Result<Rows, Status> {
     let request = ReadRangeRequest { target: Some(slot.target), table: table as u32, range };
     let mut channel = slot.channel.clone();
-    let mut body = with_timeout(call(&mut channel, READ_RANGE, vec![framed(&request)])).await?;
+    let mut body =
+        with_timeout(call(&mut channel, TensorMethod::ReadRange, vec![framed(&request)])).await?;
     let mut rows = Rows::new(width);
     receive(&mut body, |_, data| {
         let part = Rows::decode_any(width, &(0..RANGES), &data.joined());
