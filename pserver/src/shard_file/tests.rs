@@ -85,7 +85,8 @@ impl Scene {
         let numbers = self.blocks_of(slot, slots);
         let made = |number: u32, salt: u32| -> Vec<f32> {
             let len = self.layout.blocks()[number as usize].len as u32;
-            (0..len).map(|it| ((it * 2_654_435 + number * 97 + salt) as f32).sin()).collect()
+            let mixed = |it: u32| it.wrapping_mul(2_654_435).wrapping_add(number * 97 + salt);
+            (0..len).map(|it| (mixed(it) as f32).sin()).collect()
         };
         let blocks = numbers.into_iter().map(|number| SnapshotBlock {
             number,
