@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::hint::black_box;
 use std::sync::Arc;
 
+use steadfast_common::contribution::{LaneEnd, LaneShare};
 use steadfast_common::ids::{Lane, Slot};
 use steadfast_common::job_file;
 use steadfast_common::layout::{Layout, ParamSpec};
@@ -12,7 +13,7 @@ use steadfast_common::placement::{Placement, PlacementRecord};
 use steadfast_common::random::{Purpose, Random};
 use steadfast_common::table::{Initial, Rows};
 use steadfast_pserver_core::block_store::ShardSnapshot;
-use steadfast_pserver_core::contribution::{Contribution, LaneEnd, LaneShare};
+use steadfast_pserver_core::contribution::Contribution;
 use steadfast_pserver_core::rules::Rules;
 use steadfast_pserver_core::sync_shard::SyncShard;
 use steadfast_pserver_storage::{MemoryStores, RowStores, TieredStores, local_disks};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use futures::future::join_all;
-use steadfast_client::{ContributionName, Gradient, LaneShare};
+use steadfast_client::{ContributionName, Gradient, LaneEnd, LaneShare, LanesName};
 use steadfast_common::applied_records::RecordRange;
 use steadfast_common::ids::{Lane, Pass, TaskId, Version};
 use steadfast_common::layout::ParamSpec;
@@ -50,8 +50,8 @@ fn gradient(values: Vec<f32>) -> Gradient {
 
 /// The sum of one lane with one record that is not exhausted.
 pub fn lane(version: u64, first: Lane) -> ContributionName {
-    let shares = vec![LaneShare { records: 1, last: false, checksum: 1 }];
-    ContributionName::Lanes { version: Version(version), first, shares }
+    let shares = [LaneShare { records: 1, checksum: 1, end: LaneEnd::MoreToCome }].into();
+    ContributionName::Lanes(LanesName { version: Version(version), first, shares })
 }
 
 /// The first record of a task.

@@ -7,6 +7,7 @@ pub mod categories;
 pub mod code;
 pub mod columns;
 pub mod compression;
+pub mod contribution;
 pub mod dataset;
 pub mod durations;
 pub mod elastic;

@@ -11,6 +11,7 @@ use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
 use steadfast_common::applied_records::RecordRange;
 use steadfast_common::compression::Codec;
+use steadfast_common::contribution::{LaneEnd, LaneShare};
 use steadfast_common::ids::{Lane, Pass, Slot, TaskId, Version};
 use steadfast_common::layout::{Layout, ParamSpec};
 use steadfast_common::placement::{Placement, PlacementRecord};
@@ -19,7 +20,7 @@ use steadfast_common::table::{Initial, Rows};
 use steadfast_fuzz::{seeds, within};
 use steadfast_pserver_core::block_store::{BlockStore, ShardSnapshot};
 use steadfast_pserver_core::contribution::{
-    Contributed, Contribution, LaneEnd, LaneShare, Refusal, ValidatedBlock,
+    Contributed, Contribution, Refusal, ValidatedBlock,
 };
 use steadfast_pserver_core::rules::Rules;
 use steadfast_pserver_core::shard::Shard;
@@ -138,11 +139,11 @@ fn contribute(
     let mut shares = Vec::new();
     for _ in 0..input.int_in_range(0..=LANES + 1)? {
         let end = *input.choose(&[LaneEnd::MoreToCome, LaneEnd::LastOfPass])?;
-        let (records, checksum) = (small_or_any(input)?, small_or_any(input)?);
+        let (records, checksum) = (small_or_any(input)? as u32, small_or_any(input)?);
         shares.push(LaneShare { records, checksum, end });
     }
     if input.ratio(7, 8)? {
-        contribution.records = shares.iter().map(|it| it.records).fold(0, u64::saturating_add);
+        contribution.records = shares.iter().map(|it| u64::from(it.records)).sum();
         contribution.checksum = shares.iter().map(|it| it.checksum).fold(0, u64::wrapping_add);
     }
     if input.ratio(1, 4)? {

@@ -3,6 +3,7 @@
 
 mod access;
 mod calls;
+mod contribution;
 mod decoder;
 mod framing;
 mod param;

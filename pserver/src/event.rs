@@ -2,17 +2,15 @@
 
 use std::sync::Arc;
 
-use steadfast_common::applied_records::RecordRange;
+use steadfast_common::contribution::{ContributionName, LanesName};
 use steadfast_common::error::ErrorKind;
-use steadfast_common::ids::{Generation, Lane, Version};
+use steadfast_common::ids::{Generation, Version};
 use steadfast_common::layout::Layout;
 use steadfast_common::position::Position;
 use steadfast_common::records::GenerationRecord;
 use steadfast_common::table::Rows;
 use steadfast_pserver_core::block_store::{Parameters, ShardSnapshot};
-use steadfast_pserver_core::contribution::{
-    Contributed, Contribution, LaneShare, Refusal, ValidatedBlock,
-};
+use steadfast_pserver_core::contribution::{Contributed, Contribution, Refusal, ValidatedBlock};
 use steadfast_pserver_core::sync_shard::EarlyBlock;
 use steadfast_pserver_core::tables::{Obsolete, TablesSnapshot};
 use steadfast_pserver_storage::StorageError;
@@ -38,7 +36,7 @@ pub enum Event {
     /// A complete push, or the rest of one.
     Push {
         generation: Generation,
-        name: PushName,
+        name: ContributionName,
         contribution: Contribution,
         reply: Reply<Pushed>,
     },
@@ -88,21 +86,6 @@ pub struct InitialValues {
     pub layout: Arc<Layout>,
     /// One vector for each of the slot's blocks, in order.
     pub values: Vec<Vec<f32>>,
-}
-
-/// The name of a push; pushes with equal names carry equal bits.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PushName {
-    Lanes(LanesName),
-    Range(RecordRange),
-}
-
-/// The sum of consecutive lanes starting at `first`, one per share, for the step that begins at `version`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LanesName {
-    pub version: Version,
-    pub first: Lane,
-    pub shares: Arc<[LaneShare]>,
 }
 
 /// The reply to a push.

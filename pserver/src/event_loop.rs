@@ -3,6 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use steadfast_common::compression::Codec;
+use steadfast_common::contribution::{ContributionName, LanesName};
 use steadfast_common::ids::{Generation, Incarnation, Lane, Slot, Version};
 use steadfast_common::layout::{Block, Layout};
 use steadfast_common::placement::{Placement, PlacementRecord};
@@ -22,8 +23,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info};
 
 use crate::event::{
-    Begun, Event, EventError, InitialValues, LanesName, PushName, Pushed, Reply, SlotSnapshot,
-    SnapshotAnswer,
+    Begun, Event, EventError, InitialValues, Pushed, Reply, SlotSnapshot, SnapshotAnswer,
 };
 use crate::lags::Lags;
 use crate::pulls::{Pulls, WaitingPull, WaitingRows};
@@ -378,7 +378,7 @@ impl EventLoop {
     fn push(
         &mut self,
         generation: Generation,
-        name: &PushName,
+        name: &ContributionName,
         contribution: Contribution,
     ) -> Result<Pushed, EventError> {
         self.check(generation)?;
@@ -386,25 +386,27 @@ impl EventLoop {
             return Err(EventError::NotInitialized);
         };
         let outcome = match (name, shard) {
-            (PushName::Lanes(LanesName { version, first, shares }), Shard::Sync(shard)) => {
+            (ContributionName::Lanes(LanesName { version, first, shares }), Shard::Sync(shard)) => {
                 shard.contribute(*version, *first, shares, contribution)?
             }
-            (PushName::Range(range), Shard::Async(shard)) => shard.apply(range, contribution)?,
-            (PushName::Lanes(_), Shard::Async(_)) => {
+            (ContributionName::Range { range, .. }, Shard::Async(shard)) => {
+                shard.apply(range, contribution)?
+            }
+            (ContributionName::Lanes(_), Shard::Async(_)) => {
                 return Err(Refusal::WrongMode("asynchronous").into());
             }
-            (PushName::Range(_), Shard::Sync(_)) => {
+            (ContributionName::Range { .. }, Shard::Sync(_)) => {
                 return Err(Refusal::WrongMode("synchronous").into());
             }
         };
         match (name, outcome) {
-            (PushName::Lanes(_), Contributed::Complete) => {
+            (ContributionName::Lanes(_), Contributed::Complete) => {
                 self.record_arrivals(&[]);
                 self.lags.end_step();
                 self.complete_step()?;
             }
-            (PushName::Range(_), Contributed::Complete) => self.publish()?,
-            (PushName::Lanes(_), Contributed::Waiting) => {
+            (ContributionName::Range { .. }, Contributed::Complete) => self.publish()?,
+            (ContributionName::Lanes(_), Contributed::Waiting) => {
                 self.apply_early();
                 self.publish_missing();
             }

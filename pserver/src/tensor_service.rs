@@ -12,11 +12,11 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use futures::stream::{self, Stream, StreamExt, TryStreamExt};
 use http_body::Body as _;
-use steadfast_common::applied_records::RecordRange;
 use steadfast_common::byte_segments::{ByteSegments, shared_bytes};
 use steadfast_common::compression::Codec;
+use steadfast_common::contribution::{ContributionName, LanesName};
 use steadfast_common::error::ErrorKind;
-use steadfast_common::ids::{Generation, Lane, Pass, TaskId, Version};
+use steadfast_common::ids::{Generation, Version};
 use steadfast_common::layout::Block;
 use steadfast_common::position::Position;
 use steadfast_common::table::{ID_BYTES, Rows, RowsError, decode_ids};
@@ -24,9 +24,7 @@ use steadfast_host::task::in_place;
 use steadfast_host::time::{Instant, sleep_until, timeout};
 use steadfast_net::traces::TRACE;
 use steadfast_proto::tensor::{CHUNK_BYTES, in_chunks, row_blocks};
-use steadfast_proto::v1;
 use steadfast_proto::v1::pserver_server::PserverServer;
-use steadfast_proto::v1::push_header::Name;
 use steadfast_proto::v1::{
     BlockData, PullHeader, PullRequest, PushHeader, PushReply, ReadRangeRequest,
 };
@@ -36,7 +34,7 @@ use steadfast_proto::{
 };
 use steadfast_pserver_core::buffer_pool::BufferPool;
 use steadfast_pserver_core::contribution::{
-    Contributed, Contribution, LaneEnd, LaneShare, ValidatedBlock, check_records,
+    Contributed, Contribution, ValidatedBlock, check_records,
 };
 use steadfast_pserver_core::sync_shard::EarlyBlock;
 use steadfast_pserver_core::tables::TablesHeld;
@@ -46,9 +44,7 @@ use tonic::body::Body;
 use tonic::server::NamedService;
 use tracing::{Instrument, info_span};
 
-use crate::event::{
-    Event, EventError, LanesName, Pulled, PulledRows, PushName, VersionMatch, WaitMode,
-};
+use crate::event::{Event, EventError, Pulled, PulledRows, VersionMatch, WaitMode};
 use crate::event_loop::PublishedShard;
 use crate::service::{Service, WAIT_MAX, invalid, refuse};
 
@@ -124,7 +120,7 @@ impl tower::Service<http::Request<Body>> for TensorService {
 /// A push in progress.
 struct Incoming {
     generation: Generation,
-    name: PushName,
+    name: ContributionName,
     assembler: PushAssembler,
 }
 
@@ -143,7 +139,7 @@ impl Incoming {
     /// Returns the blocks received since the last part. Returns `None` if there are none, or if the push does not name
     /// lanes.
     fn part(&mut self) -> Option<Event> {
-        let PushName::Lanes(lanes) = &self.name else { return None };
+        let ContributionName::Lanes(lanes) = &self.name else { return None };
         let blocks = std::mem::take(&mut self.assembler.blocks);
         let (generation, lanes) = (self.generation, lanes.clone());
         (!blocks.is_empty()).then_some(Event::Part { generation, lanes, blocks })
@@ -338,29 +334,15 @@ fn size_bytes(blocks: &[(u32, Block)]) -> usize {
     blocks.iter().map(|(_, block)| block.len * size_of::<f32>()).sum()
 }
 
-fn push_name(header: &PushHeader) -> Result<PushName, Status> {
-    match header.name.as_ref().ok_or_else(|| invalid("the contribution has no name"))? {
-        Name::Lanes(name) => {
-            let share = |it: &v1::LaneShare| LaneShare {
-                records: it.records.into(),
-                checksum: it.checksum,
-                end: if it.last { LaneEnd::LastOfPass } else { LaneEnd::MoreToCome },
-            };
-            let shares: Arc<[LaneShare]> = name.shares.iter().map(share).collect();
-            // Checked before any block is passed on.
-            check_records(&shares, header.records, header.checksum)
-                .map_err(|refusal| refuse(&refusal.into()))?;
-            let (version, first) = (Version(name.version), Lane(name.lane));
-            Ok(PushName::Lanes(LanesName { version, first, shares }))
-        }
-        Name::Task(name) => Ok(PushName::Range(RecordRange {
-            pass: Pass(name.pass),
-            task: TaskId(name.task),
-            from: name.from,
-            to: name.to,
-            last: name.last,
-        })),
+fn push_name(header: &PushHeader) -> Result<ContributionName, Status> {
+    let name = header.name.as_ref().ok_or_else(|| invalid("the contribution has no name"))?;
+    let name = ContributionName::from(name);
+    if let ContributionName::Lanes(LanesName { shares, .. }) = &name {
+        // Checked before any block is passed on.
+        check_records(shares, header.records, header.checksum)
+            .map_err(|refusal| refuse(&refusal.into()))?;
     }
+    Ok(name)
 }
 
 /// Collects the blocks of one contribution as they arrive.

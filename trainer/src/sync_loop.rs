@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use steadfast_client::{
     Assignment, ClientError, ContributionName, FailedTask, FailureCause, FailureDecision,
-    GenerationClient, Gradient, LaneShare, Pulled,
+    GenerationClient, Gradient, LaneEnd, LaneShare, LanesName, Pulled,
 };
 use steadfast_common::applied_records::checksum;
 use steadfast_common::dataset::Records;
@@ -309,7 +309,8 @@ impl Worker<'_> {
             let sum = self.sum(&parts, &rows)?.unwrap_or_default();
             self.buffers.keep(&sum.values);
             let shares = parts.iter().map(|part| part.share).collect();
-            self.push(position.version, node, shares, sum);
+            let name = LanesName { version: position.version, first: node.first(), shares };
+            self.push(name, sum);
         }
         Ok(lanes)
     }
@@ -361,19 +362,19 @@ impl Worker<'_> {
     }
 
     /// Begins to push the sum of a node.
-    fn push(&mut self, version: Version, node: Node, shares: Vec<LaneShare>, sum: Gradient) {
-        let name = ContributionName::Lanes { version, first: node.first(), shares };
+    fn push(&mut self, name: LanesName, sum: Gradient) {
+        let LanesName { version, first, .. } = name;
         let (pservers, context) = (self.generation.pservers().clone(), self.context.clone());
         let begun = context.pushing.begin();
         let push = async move {
             let _begun = begun;
             let started = Instant::now();
-            let moved_bytes = pservers.push(name, sum).await?;
+            let moved_bytes = pservers.push(ContributionName::Lanes(name), sum).await?;
             context.metrics.pushed(started.elapsed());
             context.activity.add_time(TimeBreakdown { moved_bytes, ..TimeBreakdown::default() });
             Ok(version)
         };
-        let lane = node.first().0;
+        let lane = first.0;
         self.pushes.spawn(push.instrument(info_span!(target: TRACE, "push", lane)));
     }
 
@@ -460,10 +461,10 @@ impl Worker<'_> {
         let data = started.elapsed().as_secs_f64();
         self.context.activity.add_time(TimeBreakdown { data, ..TimeBreakdown::default() });
         let Some((records, checksum)) = records else { return Ok(None) };
-        let Some(last) = self.is_last_step(position.pass, step, lane).await? else {
+        let Some(end) = self.lane_end(position.pass, step, lane).await? else {
             return Ok(None);
         };
-        let share = LaneShare { records: records.len() as u32, last, checksum };
+        let share = LaneShare { records: records.len() as u32, checksum, end };
         let key = MicroBatch { seed: self.context.spec().seed, pass: position.pass, step, lane };
         let ids = self.context.ids(&Batch::from(&records), Some(&key))?;
         Ok(Some(LanePart { share, key, records, ids }))
@@ -501,21 +502,21 @@ impl Worker<'_> {
         }
     }
 
-    /// Returns whether the lane has no records after `step`. Reads the next task first, so that all trainers give the
+    /// Returns whether the lane has records after `step`. Reads the next task first, so that all trainers give the
     /// same answer whatever they know of tasks given up: a lane whose last tasks cannot be read ends with its last
     /// record, not a step later. Returns `None` if the lane must wait or was reassigned.
-    async fn is_last_step(
+    async fn lane_end(
         &mut self,
         pass: Pass,
         step: u64,
         lane: Lane,
-    ) -> Result<Option<bool>, TrainError> {
+    ) -> Result<Option<LaneEnd>, TrainError> {
         loop {
             let given_up = self.given_up(pass);
             let next = self.schedule(pass).micro_batch(lane, step + 1, &given_up);
-            let Some(part) = next.first() else { return Ok(Some(true)) };
+            let Some(part) = next.first() else { return Ok(Some(LaneEnd::LastOfPass)) };
             let Err(error) = self.context.tasks.get(pass, part.task).await else {
-                return Ok(Some(false));
+                return Ok(Some(LaneEnd::MoreToCome));
             };
             match self.report_failure(pass, part.task, lane, &error).await? {
                 AfterFailure::Again => {}

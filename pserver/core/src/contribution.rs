@@ -2,6 +2,7 @@
 
 use steadfast_common::byte_segments::ByteSegments;
 use steadfast_common::compression::{Codec, Malformed};
+use steadfast_common::contribution::LaneShare;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::finite::are_finite;
 use steadfast_common::ids::{Lane, TaskId, Version};
@@ -109,23 +110,6 @@ impl ValidatedBlock {
     pub(crate) fn add(&mut self, other: &Self, codec: Codec) {
         codec.add(&mut self.values, &other.values);
     }
-}
-
-/// The share of one lane in a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LaneShare {
-    pub records: u64,
-    /// Sum of the checksums of the records.
-    pub checksum: u64,
-    pub end: LaneEnd,
-}
-
-/// Whether a lane has further records after this contribution.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LaneEnd {
-    MoreToCome,
-    /// The lane has no further records in this pass.
-    LastOfPass,
 }
 
 /// The outcome of a contribution.
@@ -241,7 +225,7 @@ impl Contribution {
 /// # Errors
 /// [`Refusal::RecordsMismatch`].
 pub fn check_records(shares: &[LaneShare], records: u64, checksum: u64) -> Result<(), Refusal> {
-    let named = shares.iter().map(|it| it.records).fold(0, u64::saturating_add);
+    let named = shares.iter().map(|it| u64::from(it.records)).sum();
     let sum = shares.iter().map(|it| it.checksum).fold(0, u64::wrapping_add);
     if (named, sum) == (records, checksum) {
         Ok(())

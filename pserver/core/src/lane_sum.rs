@@ -7,10 +7,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use steadfast_common::compression::Codec;
+use steadfast_common::contribution::{LaneEnd, LaneShare};
 use steadfast_common::ids::Lane;
 use steadfast_common::lane_tree::{LaneSums, LaneTree, Node};
 
-use crate::contribution::{LaneEnd, LaneShare, Refusal, Total, ValidatedBlock};
+use crate::contribution::{Refusal, Total, ValidatedBlock};
 
 /// The shares that lanes declared.
 type Shares = BTreeMap<Lane, LaneShare>;
@@ -147,7 +148,7 @@ impl LaneSum {
 
     /// Returns the number of records of all lanes; complete once every lane declared its share.
     pub fn records(&self) -> u64 {
-        self.shares.values().map(|share| share.records).fold(0, u64::saturating_add)
+        self.shares.values().map(|share| u64::from(share.records)).sum()
     }
 
     /// Returns the total over all lanes of a complete step; `None` without records.

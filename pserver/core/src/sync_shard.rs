@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use steadfast_common::contribution::{LaneEnd, LaneShare};
 use steadfast_common::ids::{Lane, Pass, Version};
 use steadfast_common::lane_tree::Node;
 use steadfast_common::layout::{Block, Layout, UpdateRule};
@@ -13,7 +14,7 @@ use steadfast_pserver_storage::StorageError;
 
 use crate::block_store::{BlockStore, Parameters, ShardSnapshot};
 use crate::contribution::{
-    Contributed, Contribution, LaneEnd, LaneShare, Refusal, ValidatedBlock, check_records, locate,
+    Contributed, Contribution, Refusal, ValidatedBlock, check_records, locate,
 };
 use crate::lane_sum::{LaneSum, PassState};
 use crate::rules::Rules;

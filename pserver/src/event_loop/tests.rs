@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use steadfast_common::applied_records::RecordRange;
+use steadfast_common::contribution::{LaneEnd, LaneShare, LanesName};
 use steadfast_common::ids::{Lane, Pass, TaskId};
 use steadfast_common::layout::ParamSpec;
 use steadfast_common::spec::{LearningRateSpec, Mode, OptimizerKind, OptimizerSpec};
 use steadfast_pserver_core::block_store::SnapshotBlock;
-use steadfast_pserver_core::contribution::{LaneEnd, LaneShare, ValidatedBlock};
+use steadfast_pserver_core::contribution::ValidatedBlock;
 use steadfast_pserver_core::sync_shard::EarlyBlock;
 use steadfast_pserver_storage::MemoryStores;
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -45,7 +46,7 @@ async fn slot() -> EventLoopHandle {
     event_loop
 }
 
-fn share(records: u64) -> LaneShare {
+fn share(records: u32) -> LaneShare {
     LaneShare { records, checksum: 5, end: LaneEnd::MoreToCome }
 }
 
@@ -67,7 +68,8 @@ async fn part(event_loop: &EventLoopHandle, share: LaneShare, number: u32) {
 }
 
 async fn rest(event_loop: &EventLoopHandle, number: u32) -> Result<Pushed, EventError> {
-    let (name, blocks) = (PushName::Lanes(lanes(share(1))), vec![block(event_loop, number)]);
+    let (name, blocks) =
+        (ContributionName::Lanes(lanes(share(1))), vec![block(event_loop, number)]);
     let contribution =
         Contribution { records: 1, loss_sum: 0.5, checksum: 5, blocks, rows: Vec::new() };
     event_loop.call(|reply| Event::Push { generation: GENERATION, name, contribution, reply }).await
@@ -182,7 +184,8 @@ async fn a_step_with_conflicting_shares_discards_the_shard() {
 async fn a_push_of_the_other_mode_is_refused() {
     let event_loop = slot().await;
     let range = RecordRange { pass: Pass(0), task: TaskId(7), from: 0, to: 1, last: false };
-    let (name, blocks) = (PushName::Range(range), [0, 1].map(|it| block(&event_loop, it)).to_vec());
+    let name = ContributionName::Range { range, version: Version(0) };
+    let blocks = [0, 1].map(|it| block(&event_loop, it)).to_vec();
     let contribution =
         Contribution { records: 1, loss_sum: 0.5, checksum: 5, blocks, rows: Vec::new() };
     let push = |reply| Event::Push { generation: GENERATION, name, contribution, reply };

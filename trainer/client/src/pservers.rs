@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::future::try_join_all;
-use steadfast_common::applied_records::RecordRange;
 use steadfast_common::byte_segments::shared_bytes;
 use steadfast_common::compression::Codec;
+use steadfast_common::contribution::ContributionName;
 use steadfast_common::error::ErrorKind;
-use steadfast_common::ids::{Generation, Lane, Slot, Version};
+use steadfast_common::ids::{Generation, Slot, Version};
 use steadfast_common::layout::{Layout, TableParam};
 use steadfast_common::placement::Placement;
 use steadfast_common::position::Position;
@@ -24,10 +24,9 @@ use steadfast_host::time::{sleep, timeout};
 use steadfast_net::{Channel, TlsIdentity};
 use steadfast_proto::tensor::{in_chunks, row_blocks};
 use steadfast_proto::v1::pserver_client::PserverClient;
-use steadfast_proto::v1::push_header;
+use steadfast_proto::v1::push_header::Name;
 use steadfast_proto::v1::{
-    self, BlockData, InitHeader, InitRequest, LaneContribution, Param, PushHeader, PushReply,
-    Target, TaskContribution,
+    BlockData, InitHeader, InitRequest, Param, PushHeader, PushReply, Target,
 };
 use steadfast_proto::{TensorMethod, call, encode, read_one};
 use tonic::Status;
@@ -64,31 +63,6 @@ pub(crate) struct SlotClient {
     blocks: Vec<u32>,
     /// The ranges of each table that the slot holds.
     pub ranges: Range<u32>,
-}
-
-/// The name of a contribution.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ContributionName {
-    /// The sum of a node of the lane tree, with the share of each of its lanes.
-    Lanes {
-        version: Version,
-        first: Lane,
-        shares: Vec<LaneShare>,
-    },
-    Range {
-        range: RecordRange,
-        version: Version,
-    },
-}
-
-/// The part of one lane in a contribution.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LaneShare {
-    pub records: u32,
-    /// Whether the lane has no further records in this pass.
-    pub last: bool,
-    /// Sum of the records' checksums.
-    pub checksum: u64,
 }
 
 /// The sum of the gradients of some records; empty without records.
@@ -221,7 +195,7 @@ impl Pservers {
                 records: gradient.records,
                 loss_sum: gradient.loss_sum,
                 checksum: gradient.checksum,
-                name: Some(proto_name(name.clone())),
+                name: Some(Name::from(&name)),
             });
             let chunks = match self.rounds() {
                 true => in_place(|| self.gradient_chunks(slot, &gradient.values)),
@@ -500,26 +474,6 @@ fn check_retryable(status: &Status) -> Result<(), ClientError> {
             let message = status.message().to_owned();
             Err(ClientError::Rejected { peer: "a pserver", kind, message })
         }
-    }
-}
-
-fn proto_name(name: ContributionName) -> push_header::Name {
-    match name {
-        ContributionName::Lanes { version, first, shares } => {
-            let shares = shares.into_iter().map(|LaneShare { records, last, checksum }| {
-                v1::LaneShare { records, last, checksum }
-            });
-            let (version, lane) = (version.0, first.0);
-            push_header::Name::Lanes(LaneContribution { version, lane, shares: shares.collect() })
-        }
-        ContributionName::Range { range, version } => push_header::Name::Task(TaskContribution {
-            pass: range.pass.0,
-            task: range.task.0,
-            from: range.from,
-            to: range.to,
-            last: range.last,
-            version: version.0,
-        }),
     }
 }
 

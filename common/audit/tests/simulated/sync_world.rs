@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use steadfast_audit::{Evidence, Report, Sum, audit};
+use steadfast_common::contribution::{LaneEnd, LaneShare};
 use steadfast_common::dataset::Manifest;
 use steadfast_common::given_up::GivenUpRecord;
 use steadfast_common::ids::{Generation, Incarnation, Lane, Pass, Slot, TaskId, Version};
@@ -11,7 +12,7 @@ use steadfast_common::placement::PlacementRecord;
 use steadfast_common::records::GenerationRecord;
 use steadfast_common::schedule::LaneSchedule;
 use steadfast_common::spec::{JobSpec, Mode};
-use steadfast_pserver_core::contribution::{Contributed, LaneEnd, LaneShare};
+use steadfast_pserver_core::contribution::Contributed;
 use steadfast_pserver_core::shard::Shard;
 
 use crate::world::{Rng, Saved, contribution, load_shards, manifest, new_shards};
@@ -167,12 +168,12 @@ impl SyncWorld {
             // A lane that continues must hold records, also one whose own records are skipped.
             let records = if skipped { sum.records.max(1) } else { sum.records };
             let contribution = contribution(shard.blocks(), records, sum.checksum);
-            let share = [LaneShare { records, checksum: sum.checksum, end: *end }];
-            let outcome = shard.contribute(version, *lane, &share, contribution.clone());
+            let share = LaneShare { records: records as u32, checksum: sum.checksum, end: *end };
+            let outcome = shard.contribute(version, *lane, &[share], contribution.clone());
             let outcome = outcome.expect("valid lanes are accepted");
             assert_ne!(outcome, Contributed::Duplicate);
             if self.rng.once_in(5) {
-                let outcome = shard.contribute(version, *lane, &share, contribution);
+                let outcome = shard.contribute(version, *lane, &[share], contribution);
                 assert_eq!(outcome, Ok(Contributed::Duplicate));
                 if may_fire && self.mutation == Some(Mutation::NoDeduplication) {
                     again = again.and(sum);

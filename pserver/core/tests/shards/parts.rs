@@ -1,10 +1,9 @@
 //! Contributions whose blocks arrive one by one, some of them cut off.
 
 use proptest::prelude::*;
+use steadfast_common::contribution::{LaneEnd, LaneShare};
 use steadfast_common::ids::{Lane, Version};
-use steadfast_pserver_core::contribution::{
-    Contributed, Contribution, LaneEnd, LaneShare, Refusal,
-};
+use steadfast_pserver_core::contribution::{Contributed, Contribution, Refusal};
 
 use crate::shard::{LANES, contribution, shard, share, state, train};
 
@@ -77,8 +76,11 @@ fn a_conflicting_share_of_a_partly_received_lane_is_refused() {
         let of_both = [share(&contribution(shard.blocks(), 0, 0), LaneEnd::MoreToCome), other];
         let taken = shard.add_blocks(Version(0), Lane(0), &of_both, part.clone());
         assert_eq!(taken.map(|()| Contributed::Waiting), refused);
-        let given =
-            Contribution { records: other.records, checksum: other.checksum, ..given.clone() };
+        let given = Contribution {
+            records: other.records.into(),
+            checksum: other.checksum,
+            ..given.clone()
+        };
         assert_eq!(shard.contribute(Version(0), Lane(1), &[other], given), refused);
     }
 }

@@ -9,6 +9,7 @@ use proptest::prelude::*;
 use steadfast_common::applied_records::{AppliedRecords, RecordRange};
 use steadfast_common::byte_segments::ByteSegments;
 use steadfast_common::compression::Codec;
+use steadfast_common::contribution::{LaneEnd, LaneShare};
 use steadfast_common::ids::{Lane, Pass, Slot, TaskId, Version};
 use steadfast_common::layout::{BLOCK_LEN_MAX, Block, Layout, ParamSpec};
 use steadfast_common::placement::{Placement, PlacementRecord};
@@ -17,9 +18,7 @@ use steadfast_common::table::{Initial, Rows, range_of};
 use steadfast_pserver_core::async_shard::AsyncShard;
 use steadfast_pserver_core::block_store::{BlockStore, Parameters, ShardSnapshot, SnapshotBlock};
 use steadfast_pserver_core::buffer_pool::BufferPool;
-use steadfast_pserver_core::contribution::{
-    Contributed, Contribution, LaneEnd, LaneShare, Refusal, ValidatedBlock,
-};
+use steadfast_pserver_core::contribution::{Contributed, Contribution, Refusal, ValidatedBlock};
 use steadfast_pserver_core::rules::Rules;
 use steadfast_pserver_core::sync_shard::SyncShard;
 use steadfast_pserver_core::tables::TableRows;
@@ -152,7 +151,7 @@ fn offer(
 
 /// The share that a lane declares with this contribution.
 pub(crate) fn share(given: &Contribution, end: LaneEnd) -> LaneShare {
-    LaneShare { records: given.records, checksum: given.checksum, end }
+    LaneShare { records: given.records as u32, checksum: given.checksum, end }
 }
 
 fn contribute(shard: &mut SyncShard, lane: u32, end: LaneEnd) -> Result<Contributed, Refusal> {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use steadfast_common::applied_records::RecordRange;
+use steadfast_common::contribution::{LaneEnd, LaneShare};
 use steadfast_common::ids::{Lane, Pass, Slot, TaskId, Version};
 use steadfast_common::layout::{Layout, ParamSpec};
 use steadfast_common::placement::{Placement, PlacementRecord};
@@ -10,9 +11,7 @@ use steadfast_common::spec::{Mode, OptimizerKind, OptimizerSpec, TableSpec};
 use steadfast_common::table::{Initial, RANGES, Rows, range_of};
 use steadfast_pserver_core::async_shard::AsyncShard;
 use steadfast_pserver_core::block_store::ShardSnapshot;
-use steadfast_pserver_core::contribution::{
-    Contributed, Contribution, LaneEnd, LaneShare, Refusal,
-};
+use steadfast_pserver_core::contribution::{Contributed, Contribution, Refusal};
 use steadfast_pserver_core::rules::Rules;
 use steadfast_pserver_core::sync_shard::SyncShard;
 use steadfast_pserver_core::tables::{
