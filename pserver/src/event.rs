@@ -9,6 +9,7 @@ use steadfast_common::layout::Layout;
 use steadfast_common::position::Position;
 use steadfast_common::records::GenerationRecord;
 use steadfast_common::table::Rows;
+use steadfast_proto::{PullAnswer, VersionMatch};
 use steadfast_pserver_core::block_store::{Parameters, ShardSnapshot};
 use steadfast_pserver_core::contribution::{Contributed, Contribution, Refusal, ValidatedBlock};
 use steadfast_pserver_core::sync_shard::EarlyBlock;
@@ -42,24 +43,22 @@ pub enum Event {
     },
     /// The global norm of the complete step from `version` to the next.
     Norm { generation: Generation, version: Version, norm: f64 },
-    /// Requests the values at `version`: once it is reached, or at once.
+    /// Requests the values at a version: once it is reached, or at once.
     Pull {
         generation: Generation,
-        version: Version,
-        which: VersionMatch,
+        versions: VersionMatch,
         wait_mode: WaitMode,
         /// Receives blocks that reach exactly that version before the other blocks. They are valid only if
         /// the reply confirms that version.
         early: mpsc::UnboundedSender<EarlyBlock>,
-        reply: Reply<Pulled>,
+        reply: Reply<PullAnswer<Parameters>>,
     },
     /// Requests rows of each table, as a pull; their ids lie in the slot's ranges.
     PullRows {
         generation: Generation,
-        version: Version,
-        which: VersionMatch,
+        versions: VersionMatch,
         ids: Vec<Vec<u64>>,
-        reply: Reply<PulledRows>,
+        reply: Reply<PullAnswer<PositionedRows>>,
     },
     /// Requests the rows of all ranges as they are now.
     ReadTables { generation: Generation, reply: Reply<(Position, Arc<TablesSnapshot>)> },
@@ -95,37 +94,14 @@ pub struct Pushed {
     pub outcome: Contributed,
 }
 
-/// The reply to a pull.
-#[derive(Debug)]
-pub enum Pulled {
-    Parameters(Parameters),
-    /// The version is past or not yet reached.
-    OtherVersion {
-        present: Version,
-    },
-}
-
-/// The reply to a request for rows.
-#[derive(Debug)]
-pub enum PulledRows {
-    /// Rows of each table, and their position.
-    Rows(Position, Vec<Rows>),
-    /// The version is past.
-    OtherVersion { present: Version },
-}
+/// Rows of each table, and the position that they reflect.
+pub type PositionedRows = (Position, Vec<Rows>);
 
 /// Whether a pull waits for its version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitMode {
     UntilReady,
     Immediate,
-}
-
-/// Which versions satisfy a pull.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum VersionMatch {
-    AtLeast,
-    Exactly,
 }
 
 /// The reply to a snapshot request.

@@ -221,24 +221,22 @@ impl EventLoop {
                 answer(reply, self.push(generation, &name, contribution))?;
             }
             Event::Norm { generation, version, norm } => self.norm(generation, version, norm)?,
-            Event::Pull { generation, version, which, wait_mode, early, reply } => {
+            Event::Pull { generation, versions, wait_mode, early, reply } => {
                 match self.check(generation) {
                     Ok(()) => {
-                        let pull = WaitingPull { version, which, early, reply };
+                        let pull = WaitingPull { versions, early, reply };
                         self.pulls.add(self.stage.shard(), pull, wait_mode);
                     }
                     Err(error) => drop(reply.send(Err(error))),
                 }
             }
-            Event::PullRows { generation, version, which, ids, reply } => {
-                match self.check(generation) {
-                    Ok(()) => {
-                        let pull = WaitingRows { version, which, ids, reply };
-                        self.pulls.add_rows(self.stage.shard_mut(), pull)?;
-                    }
-                    Err(error) => drop(reply.send(Err(error))),
+            Event::PullRows { generation, versions, ids, reply } => match self.check(generation) {
+                Ok(()) => {
+                    let pull = WaitingRows { versions, ids, reply };
+                    self.pulls.add_rows(self.stage.shard_mut(), pull)?;
                 }
-            }
+                Err(error) => drop(reply.send(Err(error))),
+            },
             Event::ReadTables { generation, reply } => {
                 answer(reply, self.read_tables(generation))?;
             }

@@ -2,40 +2,41 @@
 
 use steadfast_common::ids::Version;
 use steadfast_common::position::Position;
+use steadfast_proto::{PullAnswer, VersionMatch};
+use steadfast_pserver_core::block_store::Parameters;
 use steadfast_pserver_core::contribution::Refusal;
 use steadfast_pserver_core::shard::Shard;
 use steadfast_pserver_core::sync_shard::{EarlyBlock, SyncShard};
 use tokio::sync::mpsc;
 
-use crate::event::{EventError, Pulled, PulledRows, Reply, VersionMatch, WaitMode};
+use crate::event::{EventError, PositionedRows, Reply, WaitMode};
 
 /// A pull whose version is not reached yet.
 pub(crate) struct WaitingPull {
-    pub version: Version,
-    pub which: VersionMatch,
+    pub versions: VersionMatch,
     /// Receives blocks that reach the version before the other blocks.
     pub early: mpsc::UnboundedSender<EarlyBlock>,
-    pub reply: Reply<Pulled>,
+    pub reply: Reply<PullAnswer<Parameters>>,
 }
 
 impl WaitingPull {
     /// Returns the answer to the pull, or `None` while its version is not reached.
-    fn answer(&self, shard: &Shard) -> Option<Pulled> {
+    fn answer(&self, shard: &Shard) -> Option<PullAnswer<Parameters>> {
         let present = shard.blocks().position().version;
-        if present < self.version {
+        if present < self.versions.version() {
             return None;
         }
-        let found = match self.which {
-            VersionMatch::Exactly => shard.parameters_at(self.version),
-            VersionMatch::AtLeast => Some(shard.parameters()),
+        let found = match self.versions {
+            VersionMatch::Exactly(version) => shard.parameters_at(version),
+            VersionMatch::AtLeast(_) => Some(shard.parameters()),
         };
-        Some(found.map_or(Pulled::OtherVersion { present }, Pulled::Parameters))
+        Some(found.map_or(PullAnswer::Past { present }, PullAnswer::Ready))
     }
 
     /// Sends blocks that are one version ahead of the shard, if the pull waits for them.
     fn send_early(&self, shard: &SyncShard, blocks: &[EarlyBlock]) {
         let next = Version(shard.blocks().position().version.0 + 1);
-        if self.which == VersionMatch::Exactly && self.version == next {
+        if self.versions == VersionMatch::Exactly(next) {
             // The receiver may have stopped waiting.
             blocks.iter().for_each(|block| drop(self.early.send(block.clone())));
         }
@@ -44,16 +45,15 @@ impl WaitingPull {
 
 /// A request for rows whose version is not reached yet.
 pub(crate) struct WaitingRows {
-    pub version: Version,
-    pub which: VersionMatch,
+    pub versions: VersionMatch,
     /// The requested ids of each table.
     pub ids: Vec<Vec<u64>>,
-    pub reply: Reply<PulledRows>,
+    pub reply: Reply<PullAnswer<PositionedRows>>,
 }
 
 impl WaitingRows {
     fn is_reached(&self, shard: &Shard) -> bool {
-        self.version <= shard.blocks().position().version
+        self.versions.version() <= shard.blocks().position().version
     }
 
     /// Answers the request, whose version is reached.
@@ -63,16 +63,16 @@ impl WaitingRows {
             return Ok(());
         }
         let position = shard.blocks().position();
-        let version = match self.which {
-            VersionMatch::Exactly => self.version,
-            VersionMatch::AtLeast => position.version,
+        let version = match self.versions {
+            VersionMatch::Exactly(version) => version,
+            VersionMatch::AtLeast(_) => position.version,
         };
         let found = shard.rows_at(version, self.ids).map_err(Refusal::from);
         let error = found.as_ref().err().cloned();
         let answer = found.map(|rows| match rows {
             // Of the position of an earlier version, only the version is known.
-            Some(rows) => PulledRows::Rows(Position { version, ..position }, rows),
-            None => PulledRows::OtherVersion { present: position.version },
+            Some(rows) => PullAnswer::Ready((Position { version, ..position }, rows)),
+            None => PullAnswer::Past { present: position.version },
         });
         let _ = self.reply.send(answer.map_err(EventError::from));
         error.map_or(Ok(()), Err)
@@ -102,7 +102,7 @@ impl Pulls {
             }
             (None, WaitMode::Immediate) => {
                 let present = shard.map(|it| it.blocks().position().version).unwrap_or_default();
-                drop(pull.reply.send(Ok(Pulled::OtherVersion { present })));
+                drop(pull.reply.send(Ok(PullAnswer::NotYet { present })));
             }
         }
     }

@@ -16,9 +16,8 @@ use steadfast_common::byte_segments::{ByteSegments, shared_bytes};
 use steadfast_common::compression::Codec;
 use steadfast_common::contribution::{ContributionName, LanesName};
 use steadfast_common::error::ErrorKind;
-use steadfast_common::ids::{Generation, Version};
+use steadfast_common::ids::Generation;
 use steadfast_common::layout::Block;
-use steadfast_common::position::Position;
 use steadfast_common::table::{ID_BYTES, Rows, RowsError, decode_ids};
 use steadfast_host::task::in_place;
 use steadfast_host::time::{Instant, sleep_until, timeout};
@@ -29,9 +28,10 @@ use steadfast_proto::v1::{
     BlockData, PullHeader, PullRequest, PushHeader, PushReply, ReadRangeRequest,
 };
 use steadfast_proto::{
-    Decoder, MESSAGE_BYTES_MAX, TensorMethod, answer, answer_as_it_comes, encode, framed, kind,
-    next, read_one, status,
+    Decoder, MESSAGE_BYTES_MAX, PullAnswer, TensorMethod, answer, answer_as_it_comes, encode,
+    framed, kind, next, read_one, status,
 };
+use steadfast_pserver_core::block_store::Parameters;
 use steadfast_pserver_core::buffer_pool::BufferPool;
 use steadfast_pserver_core::contribution::{
     Contributed, Contribution, ValidatedBlock, check_records,
@@ -44,7 +44,7 @@ use tonic::body::Body;
 use tonic::server::NamedService;
 use tracing::{Instrument, info_span};
 
-use crate::event::{Event, EventError, Pulled, PulledRows, VersionMatch, WaitMode};
+use crate::event::{Event, EventError, WaitMode};
 use crate::event_loop::PublishedShard;
 use crate::service::{Service, WAIT_MAX, invalid, refuse};
 
@@ -220,23 +220,13 @@ async fn pull(
     let request: PullRequest = read_one(&mut body).await?;
     let generation = service.check(request.target.as_ref())?;
     let wait = Duration::from_millis(request.wait_ms).min(WAIT_MAX);
-    let (version, which) = match request.exact {
-        true => (Version(request.version), VersionMatch::Exactly),
-        false => (Version(request.version), VersionMatch::AtLeast),
-    };
+    let versions = request.versions();
     let (early, early_blocks) = mpsc::unbounded_channel();
     let call = |wait_mode| {
         let (event_loop, early) = (service.event_loop.clone(), early.clone());
         async move {
             event_loop
-                .call(move |reply| Event::Pull {
-                    generation,
-                    version,
-                    which,
-                    wait_mode,
-                    early,
-                    reply,
-                })
+                .call(move |reply| Event::Pull { generation, versions, wait_mode, early, reply })
                 .await
         }
         .boxed()
@@ -252,7 +242,7 @@ async fn pull(
 }
 
 /// The event loop's answer to a pull.
-type Outcome = BoxFuture<'static, Result<Pulled, EventError>>;
+type Outcome = BoxFuture<'static, Result<PullAnswer<Parameters>, EventError>>;
 
 /// The streamed answer to a pull.
 struct PullStream {
@@ -305,17 +295,14 @@ impl PullStream {
     }
 
     /// Encodes the header and the blocks that were not sent early.
-    fn end(&self, pulled: Pulled, segments: &mut Vec<Bytes>) {
+    fn end(&self, pulled: PullAnswer<Parameters>, segments: &mut Vec<Bytes>) {
         let parameters = match pulled {
-            Pulled::Parameters(parameters) => parameters,
-            Pulled::OtherVersion { present } => {
-                let position = Position { version: present, ..Position::default() };
-                let header = PullHeader { ready: false, position: Some(position.into()) };
-                return encode(Some(&header), &[], segments);
+            PullAnswer::Ready(parameters) => parameters,
+            PullAnswer::NotYet { present } | PullAnswer::Past { present } => {
+                return encode(Some(&PullHeader::without_values(present)), &[], segments);
             }
         };
-        let mut header =
-            Some(PullHeader { ready: true, position: Some(parameters.position.into()) });
+        let mut header = Some(PullHeader::at(parameters.position));
         let blocks = parameters.blocks.iter().zip(&parameters.values);
         let blocks = blocks.filter(|((block, _), _)| !self.sent.contains(block));
         let blocks = blocks.map(|((block, _), values)| BlockData {
@@ -448,27 +435,24 @@ async fn pull_rows(service: &Service, mut body: Body) -> Result<Vec<Bytes>, Stat
     let header = decoder.end()?.ok_or_else(|| invalid("the first message has no header"))?;
     let generation = service.check(header.target.as_ref())?;
     let wait = Duration::from_millis(header.wait_ms).min(WAIT_MAX);
-    let which = if header.exact { VersionMatch::Exactly } else { VersionMatch::AtLeast };
-    let (version, tables, ids) = (Version(header.version), ids.tables, ids.ids);
+    let (versions, tables, ids) = (header.versions(), ids.tables, ids.ids);
     let call =
-        service.event_loop.call(|reply| Event::PullRows { generation, version, which, ids, reply });
+        service.event_loop.call(|reply| Event::PullRows { generation, versions, ids, reply });
     let pulled = match timeout(wait, call).await {
         Ok(pulled) => pulled.map_err(|error| refuse(&error))?,
         // Whether the version is past, only the event loop knows; it may be at work.
-        Err(_) => PulledRows::OtherVersion { present: version },
+        Err(_) => PullAnswer::NotYet { present: versions.version() },
     };
     service.check_lease()?;
     let mut segments = Vec::new();
     let (position, rows) = match pulled {
-        PulledRows::Rows(position, rows) => (position, rows),
-        PulledRows::OtherVersion { present } => {
-            let position = Position { version: present, ..Position::default() };
-            let header = PullHeader { ready: false, position: Some(position.into()) };
-            encode(Some(&header), &[], &mut segments);
+        PullAnswer::Ready(found) => found,
+        PullAnswer::NotYet { present } | PullAnswer::Past { present } => {
+            encode(Some(&PullHeader::without_values(present)), &[], &mut segments);
             return Ok(segments);
         }
     };
-    let mut header = Some(PullHeader { ready: true, position: Some(position.into()) });
+    let mut header = Some(PullHeader::at(position));
     let first = tables.map_or(0, |tables| tables.first_number);
     let blocks = (first..).zip(rows).flat_map(|(number, rows)| {
         let data = shared_bytes(rows.into_values().into());
@@ -553,7 +537,7 @@ async fn read_range(service: &Service, mut body: Body) -> Result<Vec<Bytes>, Sta
         invalid(format!("this slot does not have range {range} of table {table}"))
     })?;
     service.check_lease()?;
-    let mut header = Some(PullHeader { ready: true, position: Some(position.into()) });
+    let mut header = Some(PullHeader::at(position));
     let mut segments = Vec::new();
     for blocks in in_chunks(row_blocks(request.table, &rows)) {
         encode(header.take().as_ref(), &blocks, &mut segments);

@@ -8,14 +8,15 @@ use steadfast_common::contribution::{LaneEnd, LaneShare, LanesName};
 use steadfast_common::ids::{Lane, Pass, TaskId};
 use steadfast_common::layout::ParamSpec;
 use steadfast_common::spec::{LearningRateSpec, Mode, OptimizerKind, OptimizerSpec};
-use steadfast_pserver_core::block_store::SnapshotBlock;
+use steadfast_proto::{PullAnswer, VersionMatch};
+use steadfast_pserver_core::block_store::{Parameters, SnapshotBlock};
 use steadfast_pserver_core::contribution::ValidatedBlock;
 use steadfast_pserver_core::sync_shard::EarlyBlock;
 use steadfast_pserver_storage::MemoryStores;
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::*;
-use crate::event::{Pulled, VersionMatch, WaitMode};
+use crate::event::WaitMode;
 
 const GENERATION: Generation = Generation(1);
 
@@ -75,36 +76,30 @@ async fn rest(event_loop: &EventLoopHandle, number: u32) -> Result<Pushed, Event
     event_loop.call(|reply| Event::Push { generation: GENERATION, name, contribution, reply }).await
 }
 
+type Pulled = Result<PullAnswer<Parameters>, EventError>;
+
 /// Returns a pull that waits, and a channel of the blocks that it receives early.
 fn pull(
     event_loop: &EventLoopHandle,
-    version: u64,
-    which: VersionMatch,
-) -> (impl Future<Output = Result<Pulled, EventError>> + use<>, UnboundedReceiver<EarlyBlock>) {
+    versions: VersionMatch,
+) -> (impl Future<Output = Pulled> + use<>, UnboundedReceiver<EarlyBlock>) {
     let (early, early_blocks) = mpsc::unbounded_channel();
     let event_loop = event_loop.clone();
     let reply = async move {
-        let (version, wait_mode) = (Version(version), WaitMode::UntilReady);
-        event_loop
-            .call(|reply| Event::Pull {
-                generation: GENERATION,
-                version,
-                which,
-                wait_mode,
-                early,
-                reply,
-            })
-            .await
+        let (generation, wait_mode) = (GENERATION, WaitMode::UntilReady);
+        event_loop.call(|reply| Event::Pull { generation, versions, wait_mode, early, reply }).await
     };
     (reply, early_blocks)
 }
 
-fn values(pulled: Result<Pulled, EventError>) -> (u64, Vec<f32>) {
+fn values(pulled: Pulled) -> (u64, Vec<f32>) {
     match pulled.unwrap() {
-        Pulled::Parameters(it) => {
+        PullAnswer::Ready(it) => {
             (it.position.version.0, it.values.iter().map(|values| values[0]).collect())
         }
-        Pulled::OtherVersion { present } => panic!("the slot is at {present}"),
+        PullAnswer::NotYet { present } | PullAnswer::Past { present } => {
+            panic!("the slot is at {present}")
+        }
     }
 }
 
@@ -113,13 +108,13 @@ fn values(pulled: Result<Pulled, EventError>) -> (u64, Vec<f32>) {
 #[tokio::test(flavor = "multi_thread")]
 async fn blocks_are_sent_while_others_arrive() {
     let event_loop = slot().await;
-    let (reply, mut early_blocks) = pull(&event_loop, 1, VersionMatch::Exactly);
+    let (reply, mut early_blocks) = pull(&event_loop, VersionMatch::Exactly(Version(1)));
     let reply = tokio::spawn(reply);
     part(&event_loop, share(1), 1).await;
     let (number, early) = early_blocks.recv().await.unwrap();
     assert_eq!((number, early[0]), (1, NEXT[1]));
     // A later pull receives them as well.
-    let (late, mut late_blocks) = pull(&event_loop, 1, VersionMatch::Exactly);
+    let (late, mut late_blocks) = pull(&event_loop, VersionMatch::Exactly(Version(1)));
     let late = tokio::spawn(late);
     assert_eq!(late_blocks.recv().await.unwrap().0, 1);
     assert!(!reply.is_finished() && !late.is_finished());
@@ -138,8 +133,8 @@ async fn blocks_are_sent_while_others_arrive() {
 async fn a_reply_never_mixes_values_of_two_versions() {
     let event_loop = slot().await;
     part(&event_loop, share(1), 1).await;
-    for which in [VersionMatch::Exactly, VersionMatch::AtLeast] {
-        let (reply, mut early_blocks) = pull(&event_loop, 0, which);
+    for versions in [VersionMatch::Exactly, VersionMatch::AtLeast] {
+        let (reply, mut early_blocks) = pull(&event_loop, versions(Version(0)));
         assert_eq!(values(reply.await), (0, FIRST.to_vec()));
         assert!(early_blocks.try_recv().is_err());
     }
@@ -174,7 +169,7 @@ async fn a_step_with_conflicting_shares_discards_the_shard() {
         } else {
             part(&event_loop, share(1), 0).await;
         }
-        let (reply, _early_blocks) = pull(&event_loop, 0, VersionMatch::Exactly);
+        let (reply, _early_blocks) = pull(&event_loop, VersionMatch::Exactly(Version(0)));
         assert!(matches!(reply.await, Err(EventError::ShuttingDown)));
     }
 }
@@ -191,6 +186,6 @@ async fn a_push_of_the_other_mode_is_refused() {
     let push = |reply| Event::Push { generation: GENERATION, name, contribution, reply };
     let refused = event_loop.call(push).await.map(|it| it.version);
     assert_eq!(refused, Err(EventError::Refused(Refusal::WrongMode("synchronous"))));
-    let (reply, _early_blocks) = pull(&event_loop, 0, VersionMatch::Exactly);
+    let (reply, _early_blocks) = pull(&event_loop, VersionMatch::Exactly(Version(0)));
     assert_eq!(values(reply.await), (0, FIRST.to_vec()));
 }

@@ -28,14 +28,12 @@ use steadfast_proto::v1::push_header::Name;
 use steadfast_proto::v1::{
     BlockData, InitHeader, InitRequest, Param, PushHeader, PushReply, Target,
 };
-use steadfast_proto::{TensorMethod, call, encode, read_one};
+use steadfast_proto::{TensorMethod, VersionMatch, call, encode, read_one};
 use tonic::Status;
 use tracing::debug;
 
 use crate::cluster::PserverSet;
-use crate::pulls::{
-    BlockBuffers, PulledShard, VersionMatch, common_version, oldest_position, pull_one,
-};
+use crate::pulls::{BlockBuffers, PulledShard, common_version, oldest_position, pull_one};
 use crate::rows::{PulledRows, in_requests, pull_rows, read_range};
 use crate::{ClientError, Cluster};
 
@@ -264,6 +262,7 @@ impl Pservers {
     ) -> Result<Option<PulledRows>, ClientError> {
         // Rows without values stand for ids.
         let wanted: Vec<Rows> = ids.into_iter().map(|ids| Rows::of(0, ids, Vec::new())).collect();
+        let versions = version.map_or(VersionMatch::AtLeast(Version(0)), VersionMatch::Exactly);
         let parts = self.slots.iter().zip(self.rows_of_slots(&wanted));
         let parts = parts.flat_map(|(slot, ids)| {
             in_requests(&self.layout, &ids).into_iter().map(move |ids| (slot, ids))
@@ -271,7 +270,7 @@ impl Pservers {
         let pulls = parts.map(|(slot, ids)| async move {
             let mut retries = self.retries();
             loop {
-                let pull = pull_rows(slot, &self.layout, version, &ids);
+                let pull = pull_rows(slot, &self.layout, versions, &ids);
                 if let Some(answer) = retries.attempt(pull).await? {
                     return Ok::<_, ClientError>(answer);
                 }
@@ -316,7 +315,7 @@ impl Pservers {
     /// # Errors
     /// A rejection, another generation, or the end of the job; some blocks may have been written then.
     pub async fn pull(&self, values: &mut [f32]) -> Result<Pulled, ClientError> {
-        let answers = self.pull_all(Version(0), VersionMatch::AtLeast, values).await?;
+        let answers = self.pull_all(VersionMatch::AtLeast(Version(0)), values).await?;
         Ok(oldest_position(&answers))
     }
 
@@ -333,9 +332,9 @@ impl Pservers {
     ) -> Result<Pulled, ClientError> {
         let mut next = version;
         loop {
-            let answers = self.pull_all(next, VersionMatch::Exactly, values).await?;
-            let past = answers.iter().filter(|it| !it.is_ready).map(|it| it.position.version.0);
-            let past: Vec<u64> = past.collect();
+            let answers = self.pull_all(VersionMatch::Exactly(next), values).await?;
+            let past = answers.iter().filter_map(|it| it.position.err());
+            let past: Vec<u64> = past.map(|version| version.0).collect();
             let Some(common) = common_version(next.0, &past, answers.len()) else {
                 return Ok(oldest_position(&answers));
             };
@@ -345,7 +344,6 @@ impl Pservers {
 
     async fn pull_all(
         &self,
-        version: Version,
         versions: VersionMatch,
         values: &mut [f32],
     ) -> Result<Vec<PulledShard>, ClientError> {
@@ -353,7 +351,7 @@ impl Pservers {
         let pulls = self.slots.iter().zip(buffers).map(|(slot, mut buffers)| async move {
             let mut retries = self.retries();
             loop {
-                let pull = pull_one(slot, version, versions, &mut buffers);
+                let pull = pull_one(slot, versions, &mut buffers);
                 if let Some(answer) = retries.attempt(pull).await? {
                     return Ok(answer);
                 }

@@ -7,7 +7,7 @@ use steadfast_common::ids::Version;
 use steadfast_common::position::Position;
 use steadfast_host::time::Instant;
 use steadfast_proto::v1::{PullHeader, PullRequest};
-use steadfast_proto::{Decoder, TensorMethod, call, framed, next};
+use steadfast_proto::{Decoder, PullAnswer, TensorMethod, VersionMatch, call, framed, next};
 use tonic::Status;
 
 use crate::pservers::{Pulled, SlotClient, with_timeout};
@@ -21,18 +21,10 @@ pub(crate) const PULL_WAIT: Duration = Duration::from_secs(10);
 /// Where to write blocks, by block number.
 pub(crate) type BlockBuffers<'a> = BTreeMap<u32, &'a mut [f32]>;
 
-/// Which versions satisfy a pull.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum VersionMatch {
-    AtLeast,
-    Exactly,
-}
-
 /// A slot's answer to a pull.
 pub(crate) struct PulledShard {
-    /// Whether the blocks were written; if not, the slot is past the version that was wanted.
-    pub is_ready: bool,
-    pub position: Position,
+    /// The position of the blocks that were written, or the version of a slot that is past the wanted one.
+    pub position: Result<Position, Version>,
     transfer: Duration,
     bytes: u64,
 }
@@ -40,17 +32,11 @@ pub(crate) struct PulledShard {
 /// Pulls from one slot until it has reached or passed the version; writes its blocks if it has it.
 pub(crate) async fn pull_one(
     slot: &SlotClient,
-    version: Version,
     versions: VersionMatch,
     buffers: &mut BlockBuffers<'_>,
 ) -> Result<PulledShard, Status> {
     loop {
-        let request = PullRequest {
-            target: Some(slot.target),
-            version: version.0,
-            wait_ms: PULL_WAIT.as_millis() as u64,
-            exact: versions == VersionMatch::Exactly,
-        };
+        let request = PullRequest::new(slot.target, versions, PULL_WAIT);
         let mut channel = slot.channel.clone();
         let mut body =
             with_timeout(call(&mut channel, TensorMethod::Pull, vec![framed(&request)])).await?;
@@ -78,18 +64,13 @@ pub(crate) async fn pull_one(
         }
         let cut_off = || Status::unavailable("the answer ended early");
         let header = decoder.end().ok().flatten().ok_or_else(cut_off)?;
-        if header.ready && written != buffers.len() {
-            return Err(cut_off());
-        }
-        let position = Position::from(header.position.unwrap_or_default());
-        if header.ready || version < position.version {
-            return Ok(PulledShard {
-                is_ready: header.ready,
-                position,
-                transfer: began.elapsed(),
-                bytes: received,
-            });
-        }
+        let position = match header.answer(versions) {
+            PullAnswer::Ready(_) if written != buffers.len() => return Err(cut_off()),
+            PullAnswer::Ready(position) => Ok(position),
+            PullAnswer::Past { present } => Err(present),
+            PullAnswer::NotYet { .. } => continue,
+        };
+        return Ok(PulledShard { position, transfer: began.elapsed(), bytes: received });
     }
 }
 
@@ -109,7 +90,7 @@ pub(crate) fn oldest_position(answers: &[PulledShard]) -> Pulled {
     Pulled {
         position: answers
             .iter()
-            .map(|it| it.position)
+            .filter_map(|it| it.position.ok())
             .min_by_key(|it| it.version)
             .unwrap_or_default(),
         transfer: answers.iter().map(|it| it.transfer).max().unwrap_or_default(),

@@ -1,13 +1,13 @@
 //! Reads rows of embedding tables from single slots.
 
 use steadfast_common::byte_segments::ByteSegments;
-use steadfast_common::ids::Version;
 use steadfast_common::layout::{Layout, TableParam};
-use steadfast_common::position::Position;
 use steadfast_common::table::{ID_BYTES, RANGES, Rows, encode_ids};
 use steadfast_proto::tensor::{CHUNK_BYTES, in_chunks};
 use steadfast_proto::v1::{BlockData, PullHeader, PullRequest, ReadRangeRequest};
-use steadfast_proto::{Decoder, TensorMethod, call, encode, framed, next};
+use steadfast_proto::{
+    Decoder, PullAnswer, TensorMethod, VersionMatch, call, encode, framed, next,
+};
 use tonic::Status;
 use tonic::body::Body;
 
@@ -50,20 +50,14 @@ pub(crate) fn in_requests(layout: &Layout, ids: &[Rows]) -> Vec<Vec<Rows>> {
     (0..requests).map(request).collect()
 }
 
-/// Pulls rows of each table from one slot once it has reached a version: exactly this one, or any without one.
-/// `ids` are rows without values.
+/// Pulls rows of each table from one slot once it has a version that satisfies the pull. `ids` are rows without values.
 pub(crate) async fn pull_rows(
     slot: &SlotClient,
     layout: &Layout,
-    version: Option<Version>,
+    versions: VersionMatch,
     ids: &[Rows],
 ) -> Result<RowsOfSlot, Status> {
-    let request = PullRequest {
-        target: Some(slot.target),
-        version: version.unwrap_or_default().0,
-        wait_ms: PULL_WAIT.as_millis() as u64,
-        exact: version.is_some(),
-    };
+    let request = PullRequest::new(slot.target, versions, PULL_WAIT);
     let blocks = (0..).zip(ids).flat_map(|(table, rows)| {
         rows.ids().chunks(CHUNK_BYTES / ID_BYTES).map(move |ids| BlockData {
             block: layout.number_of_table(table),
@@ -85,23 +79,26 @@ pub(crate) async fn pull_rows(
             Ok(())
         })
         .await?;
-        let position = Position::from(header.position.unwrap_or_default());
-        if header.ready {
-            let tables = layout.tables().iter().zip(ids).zip(&values);
-            let rows = tables.map(|((table, ids), values)| {
-                let mut rows = Rows::zeros(table.width, ids.ids().to_vec());
-                if values.len() != size_of_val(rows.values()) {
-                    return Err(Status::unavailable("the answer does not have every row"));
-                }
-                values.copy_to(rows.values_mut());
-                Ok(rows)
-            });
-            return Ok(RowsOfSlot { rows: Some(rows.collect::<Result<_, Status>>()?), bytes });
-        }
-        if version.is_some_and(|version| version < position.version) {
-            return Ok(RowsOfSlot { rows: None, bytes });
-        }
+        let rows = match header.answer(versions) {
+            PullAnswer::Ready(_) => Some(rows_of(layout, ids, &values)?),
+            PullAnswer::Past { .. } => None,
+            PullAnswer::NotYet { .. } => continue,
+        };
+        return Ok(RowsOfSlot { rows, bytes });
     }
+}
+
+/// Returns the rows of each table, given the ids and the received values.
+fn rows_of(layout: &Layout, ids: &[Rows], values: &[ByteSegments]) -> Result<Vec<Rows>, Status> {
+    let of_table = |((table, ids), values): ((&TableParam, &Rows), &ByteSegments)| {
+        let mut rows = Rows::zeros(table.width, ids.ids().to_vec());
+        if values.len() != size_of_val(rows.values()) {
+            return Err(Status::unavailable("the answer does not have every row"));
+        }
+        values.copy_to(rows.values_mut());
+        Ok(rows)
+    };
+    layout.tables().iter().zip(ids).zip(values).map(of_table).collect()
 }
 
 /// Reads one range of a table, whose rows have `width` values.
