@@ -11,6 +11,7 @@ use steadfast_common::job_file;
 use steadfast_common::layout::{Layout, ParamSpec};
 use steadfast_common::placement::{Placement, PlacementRecord};
 use steadfast_common::random::{Purpose, Random};
+use steadfast_common::row_ids::RowIds;
 use steadfast_common::table::{Initial, Rows};
 use steadfast_pserver_core::block_store::ShardSnapshot;
 use steadfast_pserver_core::contribution::Contribution;
@@ -108,7 +109,8 @@ fn train(stores: Arc<dyn RowStores>, known: Option<u64>, steps: Vec<Vec<u64>>) -
     let share = [LaneShare { records: 1, checksum: 1, end: LaneEnd::MoreToCome }];
     let mut step = |ids: &[u64], rows: Rows| {
         let version = shard.blocks().position().version;
-        black_box(shard.rows_at(version, vec![ids.to_vec()])).expect("rows can be read");
+        black_box(shard.rows_at(version, vec![RowIds::new(ids.to_vec())]))
+            .expect("rows can be read");
         let (blocks, rows) = (Vec::new(), vec![rows]);
         let given = Contribution { records: 1, loss_sum: 0.5, checksum: 1, blocks, rows };
         shard.contribute(version, Lane(0), &share, given).expect("it fits");

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use steadfast_client::Gradient;
 use steadfast_common::ids::{Lane, Version};
 use steadfast_common::layout::ParamSpec;
+use steadfast_common::row_ids::RowIds;
 use steadfast_common::table::{ID_BYTES, Initial, Rows, encode_ids};
 use steadfast_proto::v1::BlockData;
 use steadfast_tests::{EtcdServer, Scene};
@@ -49,7 +50,8 @@ pub async fn steps() -> Sample {
     let table = ParamSpec::table("rows", WIDTH, Initial::Uniform(0.1));
     let rig = Rig::start(scene, etcd, &job, 1, vec![table], Via::Tcp).await;
     let step = async |version: u64, ids: &Vec<u64>, rows: Rows| {
-        let pulled = rig.pservers.pull_rows(Some(Version(version)), vec![ids.clone()]).await;
+        let pulled =
+            rig.pservers.pull_rows(Some(Version(version)), vec![RowIds::new(ids.clone())]).await;
         let pulled = pulled.expect("the pserver gives them").expect("the step is not over");
         assert_eq!(pulled.rows[0].len(), ids.len());
         let (values, rows) = (Arc::new(Vec::new()), vec![rows]);

@@ -29,6 +29,7 @@ pub mod random;
 pub mod records;
 pub mod rendezvous;
 pub mod role;
+pub mod row_ids;
 pub mod schedule;
 mod shape;
 pub mod spec;

@@ -104,7 +104,7 @@ pub enum RowsError {
 }
 
 impl Rows {
-    /// Creates an empty set of rows. A width of 0 stands for rows without values, for their ids alone.
+    /// Creates an empty set of rows.
     pub fn new(width: usize) -> Self {
         Self { width, ids: Vec::new(), values: Vec::new() }
     }

@@ -8,6 +8,7 @@ use steadfast_common::ids::{Generation, Version};
 use steadfast_common::layout::Layout;
 use steadfast_common::position::Position;
 use steadfast_common::records::GenerationRecord;
+use steadfast_common::row_ids::RowIds;
 use steadfast_common::table::Rows;
 use steadfast_proto::{PullAnswer, VersionMatch};
 use steadfast_pserver_core::block_store::{Parameters, ShardSnapshot};
@@ -57,7 +58,7 @@ pub enum Event {
     PullRows {
         generation: Generation,
         versions: VersionMatch,
-        ids: Vec<Vec<u64>>,
+        ids: Vec<RowIds>,
         reply: Reply<PullAnswer<PositionedRows>>,
     },
     /// Requests the rows of all ranges as they are now.

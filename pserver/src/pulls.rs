@@ -2,6 +2,7 @@
 
 use steadfast_common::ids::Version;
 use steadfast_common::position::Position;
+use steadfast_common::row_ids::RowIds;
 use steadfast_proto::{PullAnswer, VersionMatch};
 use steadfast_pserver_core::block_store::Parameters;
 use steadfast_pserver_core::contribution::Refusal;
@@ -47,7 +48,7 @@ impl WaitingPull {
 pub(crate) struct WaitingRows {
     pub versions: VersionMatch,
     /// The requested ids of each table.
-    pub ids: Vec<Vec<u64>>,
+    pub ids: Vec<RowIds>,
     pub reply: Reply<PullAnswer<PositionedRows>>,
 }
 

@@ -18,7 +18,8 @@ use steadfast_common::contribution::{ContributionName, LanesName};
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::Generation;
 use steadfast_common::layout::Block;
-use steadfast_common::table::{ID_BYTES, Rows, RowsError, decode_ids};
+use steadfast_common::row_ids::RowIds;
+use steadfast_common::table::{ID_BYTES, Rows, RowsError};
 use steadfast_host::task::in_place;
 use steadfast_host::time::{Instant, sleep_until, timeout};
 use steadfast_net::traces::TRACE;
@@ -474,7 +475,7 @@ async fn pull_rows(service: &Service, mut body: Body) -> Result<Vec<Bytes>, Stat
 struct RequestedIds {
     tables: Option<Arc<TablesHeld>>,
     /// The requested ids of each table.
-    ids: Vec<Vec<u64>>,
+    ids: Vec<RowIds>,
     /// Bytes of the reply.
     rows_bytes: usize,
 }
@@ -493,24 +494,17 @@ impl RequestedIds {
                 let published = service.published(service.check(header.target.as_ref())?)?;
                 let not_yet = || refuse(&EventError::NotInitialized);
                 let tables = published.shard.as_ref().ok_or_else(not_yet)?.tables.clone();
-                self.ids = vec![Vec::new(); tables.widths.len()];
+                self.ids = vec![RowIds::default(); tables.widths.len()];
                 self.tables.insert(tables)
             }
         };
         let unknown = || invalid(format!("block {number} is no table"));
         let (table, width) = tables.table_of(number).ok_or_else(unknown)?;
         let refused = |error: RowsError| invalid(format!("table {table}: {error}"));
-        let mut ids = decode_ids(&tables.ranges, &data.joined()).map_err(refused)?;
+        let ids = RowIds::decode(&tables.ranges, &data.joined()).map_err(refused)?;
         self.rows_bytes += ids.len() * (ID_BYTES + width * size_of::<f32>());
         check_rows_bytes(self.rows_bytes)?;
-        let known = &mut self.ids[table];
-        if let (Some(before), Some(id)) = (known.last(), ids.first())
-            && id <= before
-        {
-            return Err(refused(RowsError::Order { before: *before, id: *id }));
-        }
-        known.append(&mut ids);
-        Ok(())
+        self.ids[table].append(ids).map_err(refused)
     }
 }
 

@@ -18,6 +18,7 @@ use steadfast_common::dataset::Records;
 use steadfast_common::ids::{Lane, Pass, TaskId, Version};
 use steadfast_common::lane_tree::{LaneSums, LaneTree, Node};
 use steadfast_common::position::Position;
+use steadfast_common::row_ids::RowIds;
 use steadfast_common::schedule::LaneSchedule;
 use steadfast_common::status::TimeBreakdown;
 use steadfast_common::table::{ID_BYTES, Rows};
@@ -344,10 +345,7 @@ impl Worker<'_> {
         }
         let of_table = |table: usize| {
             let all = parts.clone().filter_map(|part| part.ids.get(table));
-            let mut ids: Vec<u64> = all.flat_map(|ids| &ids.ids).copied().collect();
-            ids.sort_unstable();
-            ids.dedup();
-            ids
+            RowIds::distinct(all.flat_map(|ids| ids.ids.as_slice()).copied().collect())
         };
         let ids = (0..tables).map(of_table).collect();
         let started = Instant::now();

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use steadfast_common::applied_records::{AppliedRecords, RangeStatus, RecordRange};
 use steadfast_common::ids::Version;
 use steadfast_common::layout::Layout;
+use steadfast_common::row_ids::RowIds;
 use steadfast_common::table::Rows;
 use steadfast_pserver_storage::StorageError;
 
@@ -39,7 +40,7 @@ impl AsyncShard {
     ///
     /// # Errors
     /// If the rows cannot be read.
-    pub fn rows(&mut self, ids: Vec<Vec<u64>>) -> Result<Vec<Rows>, StorageError> {
+    pub fn rows(&mut self, ids: Vec<RowIds>) -> Result<Vec<Rows>, StorageError> {
         self.blocks.read_rows(ids, self.blocks.position.pass, &[])
     }
 

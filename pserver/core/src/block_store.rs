@@ -12,6 +12,7 @@ use steadfast_common::ids::{Lane, Pass, Slot};
 use steadfast_common::layout::{Block, Layout, UpdateRule};
 use steadfast_common::placement::Placement;
 use steadfast_common::position::Position;
+use steadfast_common::row_ids::RowIds;
 use steadfast_common::spec::OptimizerSpec;
 use steadfast_common::table::Rows;
 use steadfast_pserver_storage::StorageError;
@@ -145,7 +146,7 @@ impl BlockStore {
     /// If the rows cannot be read.
     pub(crate) fn read_rows(
         &mut self,
-        ids: Vec<Vec<u64>>,
+        ids: Vec<RowIds>,
         pass: Pass,
         before: &[Rows],
     ) -> Result<Vec<Rows>, StorageError> {

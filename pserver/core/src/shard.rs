@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use steadfast_common::ids::Version;
 use steadfast_common::layout::Layout;
+use steadfast_common::row_ids::RowIds;
 use steadfast_common::spec::Mode;
 use steadfast_common::table::Rows;
 use steadfast_pserver_storage::StorageError;
@@ -57,7 +58,7 @@ impl Shard {
     pub fn rows_at(
         &mut self,
         version: Version,
-        ids: Vec<Vec<u64>>,
+        ids: Vec<RowIds>,
     ) -> Result<Option<Vec<Rows>>, StorageError> {
         match self {
             Self::Sync(shard) => shard.rows_at(version, ids),

@@ -9,6 +9,7 @@ use steadfast_common::contribution::{LaneEnd, LaneShare};
 use steadfast_common::ids::{Lane, Pass, Version};
 use steadfast_common::lane_tree::Node;
 use steadfast_common::layout::{Block, Layout, UpdateRule};
+use steadfast_common::row_ids::RowIds;
 use steadfast_common::table::{RANGES, Rows};
 use steadfast_pserver_storage::StorageError;
 
@@ -93,7 +94,7 @@ impl SyncShard {
     pub fn rows_at(
         &mut self,
         version: Version,
-        ids: Vec<Vec<u64>>,
+        ids: Vec<RowIds>,
     ) -> Result<Option<Vec<Rows>>, StorageError> {
         let position = self.blocks.position;
         if version == position.version {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use steadfast_common::ids::Pass;
 use steadfast_common::layout::{Layout, TableParam};
+use steadfast_common::row_ids::RowIds;
 use steadfast_common::spec::LearningRateSpec;
 use steadfast_common::table::{Initial, RANGES, Rows, is_expired, range_of};
 use steadfast_pserver_storage::{
@@ -512,13 +513,13 @@ impl Tables {
     pub(crate) fn read(
         &mut self,
         table: usize,
-        ids: Vec<u64>,
+        ids: RowIds,
         pass: Pass,
         before: Option<&Rows>,
     ) -> Result<Rows, StorageError> {
         let width = self.rows.spaces.rules[table].width;
         let mut values = Vec::with_capacity(ids.len() * width);
-        for ids in ids.chunks(FETCHED_TOGETHER) {
+        for ids in ids.as_slice().chunks(FETCHED_TOGETHER) {
             self.fetch(table, ids)?;
             for id in ids {
                 match before.and_then(|rows| Some(rows.row(rows.place_of(*id)?))) {
@@ -527,7 +528,7 @@ impl Tables {
                 }
             }
         }
-        Ok(Rows::of(width, ids, values))
+        Ok(Rows::of(width, ids.into_vec(), values))
     }
 
     /// Applies the sum of the gradients of one table's rows to those in ranges with one of the entries `applied`.

@@ -17,6 +17,7 @@ use steadfast_common::placement::Placement;
 use steadfast_common::position::Position;
 use steadfast_common::records::PserverRecord;
 use steadfast_common::role::Role;
+use steadfast_common::row_ids::RowIds;
 use steadfast_common::table::{RANGES, Rows};
 use steadfast_coord::{CoordError, Deadline, backoff};
 use steadfast_host::task::in_place;
@@ -235,18 +236,24 @@ impl Pservers {
         if rows.is_empty() {
             return vec![Vec::new(); slots];
         }
+        let slot_of = self.slots_of_ranges();
+        by_slot(slots, rows.iter().map(|it| it.divided(slots, |range| slot_of[range as usize])))
+    }
+
+    /// Divides ids of each table among the slots.
+    fn ids_of_slots(&self, ids: &[RowIds]) -> Vec<Vec<RowIds>> {
+        let (slots, slot_of) = (self.slots.len(), self.slots_of_ranges());
+        by_slot(slots, ids.iter().map(|it| it.divided(slots, |range| slot_of[range as usize])))
+    }
+
+    /// Returns the index of the slot that holds each range.
+    fn slots_of_ranges(&self) -> Vec<usize> {
         // A range that the placement gives to no slot is refused by the first one, by name.
         let slot_of = |range| {
             let place = self.slots.iter().position(|slot| slot.ranges.contains(&range));
             place.unwrap_or(0)
         };
-        let slot_of: Vec<usize> = (0..RANGES).map(slot_of).collect();
-        let mut of_slots = vec![Vec::with_capacity(rows.len()); slots];
-        for rows in rows {
-            let divided = rows.divided(slots, |range| slot_of[range as usize]);
-            of_slots.iter_mut().zip(divided).for_each(|(of_slot, part)| of_slot.push(part));
-        }
-        of_slots
+        (0..RANGES).map(slot_of).collect()
     }
 
     /// Returns rows of each table: in synchronous mode those of exactly `version`, which some slot has reached;
@@ -258,12 +265,10 @@ impl Pservers {
     pub async fn pull_rows(
         &self,
         version: Option<Version>,
-        ids: Vec<Vec<u64>>,
+        ids: Vec<RowIds>,
     ) -> Result<Option<PulledRows>, ClientError> {
-        // Rows without values stand for ids.
-        let wanted: Vec<Rows> = ids.into_iter().map(|ids| Rows::of(0, ids, Vec::new())).collect();
         let versions = version.map_or(VersionMatch::AtLeast(Version(0)), VersionMatch::Exactly);
-        let parts = self.slots.iter().zip(self.rows_of_slots(&wanted));
+        let parts = self.slots.iter().zip(self.ids_of_slots(&ids));
         let parts = parts.flat_map(|(slot, ids)| {
             in_requests(&self.layout, &ids).into_iter().map(move |ids| (slot, ids))
         });
@@ -444,6 +449,15 @@ impl Retries<'_> {
             () = cluster.job_ended() => Err(ClientError::JobEnded),
         }
     }
+}
+
+/// Collects the parts of each slot, given those of each table. `T` is rows, or their ids.
+fn by_slot<T>(slots: usize, tables: impl Iterator<Item = Vec<T>>) -> Vec<Vec<T>> {
+    let mut of_slots: Vec<Vec<T>> = (0..slots).map(|_| Vec::new()).collect();
+    for parts in tables {
+        of_slots.iter_mut().zip(parts).for_each(|(of_slot, part)| of_slot.push(part));
+    }
+    of_slots
 }
 
 /// Runs `work` with the timeout of pserver calls.

@@ -2,6 +2,7 @@
 
 use steadfast_common::byte_segments::ByteSegments;
 use steadfast_common::layout::{Layout, TableParam};
+use steadfast_common::row_ids::RowIds;
 use steadfast_common::table::{ID_BYTES, RANGES, Rows, encode_ids};
 use steadfast_proto::tensor::{CHUNK_BYTES, in_chunks};
 use steadfast_proto::v1::{BlockData, PullHeader, PullRequest, ReadRangeRequest};
@@ -33,33 +34,32 @@ pub(crate) struct RowsOfSlot {
     pub bytes: u64,
 }
 
-/// Divides ids of each table, given as rows without values, among requests whose answers are not too large. Returns no
-/// request if there are no ids.
-pub(crate) fn in_requests(layout: &Layout, ids: &[Rows]) -> Vec<Vec<Rows>> {
-    let of_table = |(param, ids): (&TableParam, &Rows)| -> Vec<Rows> {
+/// Divides ids of each table among requests whose answers are not too large. Returns no request if there are no ids.
+pub(crate) fn in_requests(layout: &Layout, ids: &[RowIds]) -> Vec<Vec<RowIds>> {
+    let of_table = |(param, ids): (&TableParam, &RowIds)| -> Vec<RowIds> {
         let row_bytes = ID_BYTES + param.width * size_of::<f32>();
         let at_once = (ANSWER_BYTES / layout.tables().len() / row_bytes).max(1);
-        ids.ids().chunks(at_once).map(|ids| Rows::of(0, ids.to_vec(), Vec::new())).collect()
+        ids.chunks(at_once).collect()
     };
-    let tables: Vec<Vec<Rows>> = layout.tables().iter().zip(ids).map(of_table).collect();
+    let tables: Vec<Vec<RowIds>> = layout.tables().iter().zip(ids).map(of_table).collect();
     let requests = tables.iter().map(Vec::len).max().unwrap_or(0);
     let request = |index| {
-        let part = |table: &Vec<Rows>| table.get(index).cloned().unwrap_or_else(|| Rows::new(0));
+        let part = |table: &Vec<RowIds>| table.get(index).cloned().unwrap_or_default();
         tables.iter().map(part).collect()
     };
     (0..requests).map(request).collect()
 }
 
-/// Pulls rows of each table from one slot once it has a version that satisfies the pull. `ids` are rows without values.
+/// Pulls rows of each table from one slot once it has a version that satisfies the pull.
 pub(crate) async fn pull_rows(
     slot: &SlotClient,
     layout: &Layout,
     versions: VersionMatch,
-    ids: &[Rows],
+    ids: &[RowIds],
 ) -> Result<RowsOfSlot, Status> {
     let request = PullRequest::new(slot.target, versions, PULL_WAIT);
-    let blocks = (0..).zip(ids).flat_map(|(table, rows)| {
-        rows.ids().chunks(CHUNK_BYTES / ID_BYTES).map(move |ids| BlockData {
+    let blocks = (0..).zip(ids).flat_map(|(table, ids)| {
+        ids.as_slice().chunks(CHUNK_BYTES / ID_BYTES).map(move |ids| BlockData {
             block: layout.number_of_table(table),
             data: encode_ids(ids).into(),
         })
@@ -89,9 +89,9 @@ pub(crate) async fn pull_rows(
 }
 
 /// Returns the rows of each table, given the ids and the received values.
-fn rows_of(layout: &Layout, ids: &[Rows], values: &[ByteSegments]) -> Result<Vec<Rows>, Status> {
-    let of_table = |((table, ids), values): ((&TableParam, &Rows), &ByteSegments)| {
-        let mut rows = Rows::zeros(table.width, ids.ids().to_vec());
+fn rows_of(layout: &Layout, ids: &[RowIds], values: &[ByteSegments]) -> Result<Vec<Rows>, Status> {
+    let of_table = |((table, ids), values): ((&TableParam, &RowIds), &ByteSegments)| {
+        let mut rows = Rows::zeros(table.width, ids.clone().into_vec());
         if values.len() != size_of_val(rows.values()) {
             return Err(Status::unavailable("the answer does not have every row"));
         }
@@ -150,14 +150,17 @@ mod tests {
     fn every_id_is_in_one_request_of_bounded_size() {
         let table = |name, width| ParamSpec::table(name, width, Initial::Zeros);
         let layout = Layout::new(vec![table("wide", 1 << 12), table("narrow", 1)]);
-        let ids = |count| Rows::of(0, (0..count).collect(), Vec::new());
+        let ids = |count| RowIds::new((0..count).collect());
         for (wide, narrow) in [(0, 0), (1, 5), (1_300, 3), (7, 2_000_000)] {
             let all = [ids(wide), ids(narrow)];
             let requests = in_requests(&layout, &all);
             for (table, all) in all.iter().enumerate() {
-                let parts: Vec<u64> =
-                    requests.iter().flat_map(|request| request[table].ids()).copied().collect();
-                assert_eq!(parts, all.ids());
+                let parts: Vec<u64> = requests
+                    .iter()
+                    .flat_map(|request| request[table].as_slice())
+                    .copied()
+                    .collect();
+                assert_eq!(parts, all.as_slice());
             }
             for request in &requests {
                 let bytes = request[0].len() * (8 + (4 << 12)) + request[1].len() * 12;

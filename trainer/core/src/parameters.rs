@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use ndarray::{ArrayView1, ArrayView2, ArrayViewMut1, ArrayViewMut2};
 use steadfast_common::layout::Layout;
+use steadfast_common::row_ids::RowIds;
 use steadfast_common::table::Rows;
 
 const FITS: &str = "a layout gives each parameter as many values as its shape";
@@ -53,8 +54,7 @@ impl TableRows {
 /// The distinct ids of one table in a batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BatchIds {
-    /// The ids, ascending.
-    pub ids: Vec<u64>,
+    pub ids: RowIds,
     /// For each id of the batch, its index in `ids`.
     pub places: Arc<Vec<u32>>,
 }
@@ -71,7 +71,7 @@ impl BatchIds {
             }
             places[index as usize] = distinct.len() as u32 - 1;
         }
-        Self { ids: distinct, places: places.into() }
+        Self { ids: RowIds::new(distinct), places: places.into() }
     }
 
     /// Returns the rows of the batch's ids, taken from `rows`, which includes them.
@@ -79,12 +79,15 @@ impl BatchIds {
     /// # Panics
     /// If a row is missing.
     pub fn rows_of(&self, rows: &Rows) -> TableRows {
-        TableRows { rows: rows.select(self.ids.clone()), places: self.places.clone() }
+        TableRows { rows: rows.select(self.ids.clone().into_vec()), places: self.places.clone() }
     }
 
     /// Returns rows of zeros for these ids, to add a gradient to.
     pub fn zeros(&self, width: usize) -> TableRows {
-        TableRows { rows: Rows::zeros(width, self.ids.clone()), places: self.places.clone() }
+        TableRows {
+            rows: Rows::zeros(width, self.ids.clone().into_vec()),
+            places: self.places.clone(),
+        }
     }
 }
 
@@ -251,7 +254,7 @@ mod tests {
     #[test]
     fn each_id_of_a_batch_has_the_place_of_its_row() {
         let ids = BatchIds::new(&[7, 3, 7, 9, 3]);
-        assert_eq!((&ids.ids[..], &ids.places[..]), (&[3, 7, 9][..], &[1, 0, 1, 2, 0][..]));
+        assert_eq!((ids.ids.as_slice(), &ids.places[..]), (&[3, 7, 9][..], &[1, 0, 1, 2, 0][..]));
         let all = Rows::of(1, vec![1, 3, 7, 8, 9], vec![0.1, 0.3, 0.7, 0.8, 0.9]);
         let rows = ids.rows_of(&all);
         assert_eq!([0, 1, 2, 3, 4].map(|it| rows.at(it)[0]), [0.7, 0.3, 0.7, 0.9, 0.3]);

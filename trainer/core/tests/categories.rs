@@ -83,8 +83,8 @@ fn start(model: &dyn Model, batch: &Batch<'_>) -> Parameters {
             let mut random = Random::keyed(17, Purpose::Gradient, index as u64, *id, 0);
             (0..width).map(|_| 0.3 * random.normal()).collect::<Vec<_>>()
         };
-        let values = ids.ids.iter().flat_map(row).collect();
-        ids.rows_of(&Rows::of(width, ids.ids.clone(), values))
+        let values = ids.ids.as_slice().iter().flat_map(row).collect();
+        ids.rows_of(&Rows::of(width, ids.ids.as_slice().to_vec(), values))
     };
     let ids = model.ids(batch, None).unwrap();
     parameters.with_tables(ids.into_iter().enumerate().map(rows).collect())

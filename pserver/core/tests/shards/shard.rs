@@ -13,6 +13,7 @@ use steadfast_common::contribution::{LaneEnd, LaneShare};
 use steadfast_common::ids::{Lane, Pass, Slot, TaskId, Version};
 use steadfast_common::layout::{BLOCK_LEN_MAX, Block, Layout, ParamSpec};
 use steadfast_common::placement::{Placement, PlacementRecord};
+use steadfast_common::row_ids::RowIds;
 use steadfast_common::spec::{LearningRateSpec, Mode, OptimizerKind, OptimizerSpec};
 use steadfast_common::table::{Initial, Rows, range_of};
 use steadfast_pserver_core::async_shard::AsyncShard;
@@ -177,8 +178,8 @@ pub(crate) fn state(shard: &mut SyncShard) -> Vec<u32> {
 /// The rows of each table at a version.
 fn rows_at(shard: &mut SyncShard, version: Version) -> Option<Vec<Rows>> {
     let held = shard.blocks().tables().held().clone();
-    let ids: Vec<u64> = IDS.filter(|id| held.ranges.contains(&range_of(*id))).collect();
-    shard.rows_at(version, vec![ids; held.widths.len()]).unwrap()
+    let ids = IDS.filter(|id| held.ranges.contains(&range_of(*id))).collect();
+    shard.rows_at(version, vec![RowIds::new(ids); held.widths.len()]).unwrap()
 }
 
 pub(crate) fn bits(parameters: &Parameters) -> Vec<u32> {

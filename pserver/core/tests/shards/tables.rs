@@ -7,6 +7,7 @@ use steadfast_common::contribution::{LaneEnd, LaneShare};
 use steadfast_common::ids::{Lane, Pass, Slot, TaskId, Version};
 use steadfast_common::layout::{Layout, ParamSpec};
 use steadfast_common::placement::{Placement, PlacementRecord};
+use steadfast_common::row_ids::RowIds;
 use steadfast_common::spec::{Mode, OptimizerKind, OptimizerSpec, TableSpec};
 use steadfast_common::table::{Initial, RANGES, Rows, range_of};
 use steadfast_pserver_core::async_shard::AsyncShard;
@@ -110,7 +111,7 @@ fn step(shard: &mut SyncShard, rows: &[(u64, f32)], end: LaneEnd) {
 }
 
 fn rows_at(shard: &mut SyncShard, version: u64, ids: &[u64]) -> Option<Vec<f32>> {
-    let rows = shard.rows_at(Version(version), vec![ids.to_vec()]).unwrap()?;
+    let rows = shard.rows_at(Version(version), vec![RowIds::new(ids.to_vec())]).unwrap()?;
     Some(rows[0].values().to_vec())
 }
 
@@ -317,7 +318,10 @@ fn a_slot_without_ranges_completes_steps() {
     let rules = rules_with(Mode::Sync, TableSpec::default());
     let mut shard = first(&rules, RANGES + 1, RANGES);
     step(&mut shard, &[], LaneEnd::MoreToCome);
-    assert_eq!(shard.rows_at(Version(1), vec![vec![]]).unwrap(), Some(vec![Rows::new(1)]));
+    assert_eq!(
+        shard.rows_at(Version(1), vec![RowIds::default()]).unwrap(),
+        Some(vec![Rows::new(1)])
+    );
     assert_eq!(shard.snapshot().unwrap().1.ranges(), []);
 }
 
@@ -345,7 +349,7 @@ fn a_push_is_applied_only_to_the_ranges_that_lack_it() {
     }
     let mut shard = AsyncShard::restore(layout(), mixed, both, rules);
     assert_eq!(shard.apply(&range, contribution(&gradients)), Ok(Contributed::Complete));
-    let found = shard.rows(vec![ids.clone()]).unwrap()[0].values().to_vec();
+    let found = shard.rows(vec![RowIds::new(ids.clone())]).unwrap()[0].values().to_vec();
     assert_eq!(found, ids.iter().map(|id| begin(*id) - 0.25).collect::<Vec<_>>());
     assert_eq!(shard.apply(&range, contribution(&gradients)), Ok(Contributed::Duplicate));
 }
