@@ -81,7 +81,7 @@ async fn write(etcd: String, mut waiting: mpsc::Receiver<Waiting>) {
             let task =
                 Dispatch { task: number as u32, attempt: number as u64, ..Dispatch::default() };
             // The caller waits for the reply.
-            let _ = reply.send(NextTaskReply { counted: true, next: Some(Next::Task(task)) });
+            let _ = reply.send(NextTaskReply { accepted: true, next: Some(Next::Task(task)) });
         }
     }
 }

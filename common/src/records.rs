@@ -189,7 +189,8 @@ pub enum TaskRecord {
         /// The request that it was dispatched for, so that a retry gets it again.
         request: RequestId,
         /// Whether the report in the request was accepted.
-        counted: bool,
+        #[serde(rename = "counted")]
+        accepted: bool,
         /// Trainers that failed before, at most two.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         failed_by: Vec<TrainerId>,
@@ -207,7 +208,8 @@ pub enum TaskRecord {
 pub struct ReplyRecord {
     pub request: RequestId,
     /// Whether the report in the request was accepted.
-    pub counted: bool,
+    #[serde(rename = "counted")]
+    pub accepted: bool,
 }
 
 /// A task dispatched to a trainer.
@@ -510,6 +512,22 @@ mod tests {
                 format!("the job has format {found}, and this version of Steadfast reads format 1");
             assert!(error.starts_with(&expected), "{error}");
         }
+    }
+
+    /// Masters of other versions read whether a report was accepted under this key.
+    #[test]
+    fn the_records_of_tasks_and_replies_keep_their_keys() {
+        let id = "0c1c5c9e-64d5-4bb5-8ea2-5e14b1a3b5a0";
+        let reply = format!(r#"{{"request":"{id}","counted":true}}"#);
+        let read: ReplyRecord = serde_json::from_str(&reply).unwrap();
+        assert!(read.accepted);
+        assert_eq!(serde_json::to_string(&read).unwrap(), reply);
+        let pending = format!(
+            r#"{{"state":"pending","failures":0,"attempt":1,"trainer":"{id}","request":"{id}","counted":true}}"#
+        );
+        let read: TaskRecord = serde_json::from_str(&pending).unwrap();
+        assert!(matches!(read, TaskRecord::Pending { accepted: true, .. }));
+        assert_eq!(serde_json::to_string(&read).unwrap(), pending);
     }
 
     /// A held-out record with probability zero makes the loss infinite; the job's status stays readable.

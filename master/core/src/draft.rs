@@ -78,7 +78,7 @@ impl Draft {
         // The record of a dispatched task names its request. A reply without facts need not be stored:
         // the same request can be decided again.
         if !matches!(next, Next::Task(_)) && facts_before < self.facts.len() {
-            let reply = ReplyRecord { request: request.id, counted: accepted };
+            let reply = ReplyRecord { request: request.id, accepted };
             self.add_queue_facts([QueueFact::Replied { trainer: request.trainer, reply }]);
         }
         TaskReply { accepted, next }

@@ -325,7 +325,7 @@ impl Ledger {
         }
         let reply = self.replies.get(&request.trainer);
         let reply = reply.filter(|reply| reply.request == request.id)?;
-        Some(TaskReply { accepted: reply.counted, next: self.outlook(limits) })
+        Some(TaskReply { accepted: reply.accepted, next: self.outlook(limits) })
     }
 
     fn outlook(&self, limits: &Limits) -> Next {
@@ -430,7 +430,7 @@ impl Ledger {
             attempt,
             trainer,
             request: id,
-            counted: accepted,
+            accepted,
             failed_by,
             backs_up,
         };
@@ -596,7 +596,7 @@ impl Ledger {
                         attempt,
                         trainer,
                         request,
-                        counted: accepted,
+                        accepted,
                         failed_by,
                         backs_up,
                     } => {

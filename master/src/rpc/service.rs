@@ -189,7 +189,7 @@ impl Master for Service {
             Next::AllDone => next_task_reply::Next::AllDone(AllDone {}),
             Next::AllFailed { pass } => return Err(reject(&ControlError::AllFailed { pass })),
         };
-        Ok(Response::new(NextTaskReply { counted: answer.accepted, next: Some(next) }))
+        Ok(Response::new(NextTaskReply { accepted: answer.accepted, next: Some(next) }))
     }
 
     async fn fail_task(

@@ -60,7 +60,7 @@ fn pending(attempt: u64) -> TaskRecord {
         attempt: steadfast_common::ids::Attempt(attempt),
         trainer: TrainerId(Uuid::from_u128(7)),
         request: steadfast_common::ids::RequestId(Uuid::from_u128(8)),
-        counted: false,
+        accepted: false,
         failed_by: Vec::new(),
         backs_up: None,
     }
