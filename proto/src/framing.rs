@@ -24,6 +24,15 @@ pub(crate) const DATA: u32 = 2;
 /// Tensors up to this size are copied into the preceding segment: many small segments cost more.
 const SMALL: usize = 4 << 10;
 
+/// Returns the segments of a message for each chunk of blocks, the first of which has the header.
+pub fn encode_chunks(header: &impl Message, chunks: &[Vec<BlockData>]) -> Vec<Bytes> {
+    let (mut header, mut segments) = (Some(header), Vec::new());
+    for blocks in chunks {
+        encode(header.take(), blocks, &mut segments);
+    }
+    segments
+}
+
 /// Appends the segments of one message, with gRPC's prefix.
 pub fn encode(header: Option<&impl Message>, blocks: &[BlockData], segments: &mut Vec<Bytes>) {
     let of_header = header.map_or(0, |it| field_len(HEADER, it.encoded_len()));

@@ -15,7 +15,7 @@ mod worker_token;
 pub use access::access;
 pub use calls::{answer, answer_as_it_comes, call, next, read_one};
 pub use decoder::Decoder;
-pub use framing::{encode, framed};
+pub use framing::{encode, encode_chunks, framed};
 pub use pull::{PullAnswer, VersionMatch};
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Pass, Version};

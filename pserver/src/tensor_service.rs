@@ -30,7 +30,7 @@ use steadfast_proto::v1::{
 };
 use steadfast_proto::{
     Decoder, MESSAGE_BYTES_MAX, PullAnswer, TensorMethod, answer, answer_as_it_comes, encode,
-    framed, kind, next, read_one, status,
+    encode_chunks, framed, kind, next, read_one, status,
 };
 use steadfast_pserver_core::block_store::Parameters;
 use steadfast_pserver_core::buffer_pool::BufferPool;
@@ -303,16 +303,14 @@ impl PullStream {
                 return encode(Some(&PullHeader::without_values(present)), &[], segments);
             }
         };
-        let mut header = Some(PullHeader::at(parameters.position));
+        let header = PullHeader::at(parameters.position);
         let blocks = parameters.blocks.iter().zip(&parameters.values);
         let blocks = blocks.filter(|((block, _), _)| !self.sent.contains(block));
         let blocks = blocks.map(|((block, _), values)| BlockData {
             block: *block,
             data: shared_bytes(values.clone()),
         });
-        for blocks in in_chunks(blocks) {
-            encode(header.take().as_ref(), &blocks, segments);
-        }
+        segments.extend(encode_chunks(&header, &in_chunks(blocks)));
         self.service.metrics.pull(size_bytes(&parameters.blocks));
     }
 }
@@ -445,15 +443,12 @@ async fn pull_rows(service: &Service, mut body: Body) -> Result<Vec<Bytes>, Stat
         Err(_) => PullAnswer::NotYet { present: versions.version() },
     };
     service.check_lease()?;
-    let mut segments = Vec::new();
     let (position, rows) = match pulled {
         PullAnswer::Ready(found) => found,
         PullAnswer::NotYet { present } | PullAnswer::Past { present } => {
-            encode(Some(&PullHeader::without_values(present)), &[], &mut segments);
-            return Ok(segments);
+            return Ok(encode_chunks(&PullHeader::without_values(present), &[Vec::new()]));
         }
     };
-    let mut header = Some(PullHeader::at(position));
     let first = tables.map_or(0, |tables| tables.first_number);
     let blocks = (first..).zip(rows).flat_map(|(number, rows)| {
         let data = shared_bytes(rows.into_values().into());
@@ -463,9 +458,7 @@ async fn pull_rows(service: &Service, mut body: Body) -> Result<Vec<Bytes>, Stat
             BlockData { block: number, data }
         })
     });
-    for blocks in in_chunks(blocks) {
-        encode(header.take().as_ref(), &blocks, &mut segments);
-    }
+    let segments = encode_chunks(&PullHeader::at(position), &in_chunks(blocks));
     service.metrics.pull(segments.iter().map(Bytes::len).sum());
     Ok(segments)
 }
@@ -531,10 +524,5 @@ async fn read_range(service: &Service, mut body: Body) -> Result<Vec<Bytes>, Sta
         invalid(format!("this slot does not have range {range} of table {table}"))
     })?;
     service.check_lease()?;
-    let mut header = Some(PullHeader::at(position));
-    let mut segments = Vec::new();
-    for blocks in in_chunks(row_blocks(request.table, &rows)) {
-        encode(header.take().as_ref(), &blocks, &mut segments);
-    }
-    Ok(segments)
+    Ok(encode_chunks(&PullHeader::at(position), &in_chunks(row_blocks(request.table, &rows))))
 }

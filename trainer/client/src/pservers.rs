@@ -29,7 +29,7 @@ use steadfast_proto::v1::push_header::Name;
 use steadfast_proto::v1::{
     BlockData, InitHeader, InitRequest, Param, PushHeader, PushReply, Target,
 };
-use steadfast_proto::{TensorMethod, VersionMatch, call, encode, read_one};
+use steadfast_proto::{TensorMethod, VersionMatch, call, encode, encode_chunks, read_one};
 use tonic::Status;
 use tracing::debug;
 
@@ -188,23 +188,20 @@ impl Pservers {
         let mut rows = self.rows_of_slots(&gradient.rows).into_iter();
         let sent = self.slots.iter().map(|slot| {
             let rows = rows.next().unwrap_or_default();
-            let mut header = Some(PushHeader {
+            let header = PushHeader {
                 rows: rows.iter().map(|rows| rows.len() as u64).sum(),
                 target: Some(slot.target),
                 records: gradient.records,
                 loss_sum: gradient.loss_sum,
                 checksum: gradient.checksum,
                 name: Some(Name::from(&name)),
-            });
+            };
             let chunks = match self.rounds() {
                 true => in_place(|| self.gradient_chunks(slot, &gradient.values)),
                 // References to the values.
                 false => self.gradient_chunks(slot, &gradient.values),
             };
-            let mut segments = Vec::new();
-            for blocks in chunks {
-                encode(header.take().as_ref(), &blocks, &mut segments);
-            }
+            let mut segments = encode_chunks(&header, &chunks);
             for (table, rows) in rows.iter().enumerate() {
                 for block in row_blocks(self.layout.number_of_table(table), rows) {
                     encode(None::<&PushHeader>, &[block], &mut segments);

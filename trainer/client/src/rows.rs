@@ -7,7 +7,7 @@ use steadfast_common::table::{ID_BYTES, RANGES, Rows, encode_ids};
 use steadfast_proto::tensor::{CHUNK_BYTES, in_chunks};
 use steadfast_proto::v1::{BlockData, PullHeader, PullRequest, ReadRangeRequest};
 use steadfast_proto::{
-    Decoder, PullAnswer, TensorMethod, VersionMatch, call, encode, framed, next,
+    Decoder, PullAnswer, TensorMethod, VersionMatch, call, encode_chunks, framed, next,
 };
 use tonic::Status;
 use tonic::body::Body;
@@ -64,10 +64,7 @@ pub(crate) async fn pull_rows(
             data: encode_ids(ids).into(),
         })
     });
-    let (mut header, mut segments) = (Some(request), Vec::new());
-    for blocks in in_chunks(blocks) {
-        encode(header.take().as_ref(), &blocks, &mut segments);
-    }
+    let segments = encode_chunks(&request, &in_chunks(blocks));
     loop {
         let mut channel = slot.channel.clone();
         let mut body =
