@@ -12,12 +12,11 @@ use steadfast_common::compression::Codec;
 use steadfast_common::contribution::ContributionName;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Generation, Slot, Version};
-use steadfast_common::layout::{Layout, TableParam};
+use steadfast_common::layout::Layout;
 use steadfast_common::placement::Placement;
 use steadfast_common::position::Position;
 use steadfast_common::records::PserverRecord;
 use steadfast_common::role::Role;
-use steadfast_common::row_ids::RowIds;
 use steadfast_common::table::{RANGES, Rows};
 use steadfast_coord::{CoordError, Deadline, backoff};
 use steadfast_host::task::in_place;
@@ -35,7 +34,6 @@ use tracing::debug;
 
 use crate::cluster::PserverSet;
 use crate::pulls::{BlockBuffers, PulledShard, common_version, oldest_position, pull_one};
-use crate::rows::{PulledRows, in_requests, pull_rows, read_range};
 use crate::{ClientError, Cluster};
 
 /// Timeout of a call, in addition to the time that the request asks the pserver to wait.
@@ -48,10 +46,10 @@ pub struct Pservers {
     /// The end of the caller's own lease; no calls are made after it.
     deadline: Arc<Deadline>,
     generation: Generation,
-    layout: Arc<Layout>,
+    pub(crate) layout: Arc<Layout>,
     /// Encoding of gradients.
     codec: Codec,
-    slots: Arc<Vec<SlotClient>>,
+    pub(crate) slots: Arc<Vec<SlotClient>>,
 }
 
 #[derive(Clone, Debug)]
@@ -237,78 +235,14 @@ impl Pservers {
         by_slot(slots, rows.iter().map(|it| it.divided(slots, |range| slot_of[range as usize])))
     }
 
-    /// Divides ids of each table among the slots.
-    fn ids_of_slots(&self, ids: &[RowIds]) -> Vec<Vec<RowIds>> {
-        let (slots, slot_of) = (self.slots.len(), self.slots_of_ranges());
-        by_slot(slots, ids.iter().map(|it| it.divided(slots, |range| slot_of[range as usize])))
-    }
-
     /// Returns the index of the slot that holds each range.
-    fn slots_of_ranges(&self) -> Vec<usize> {
+    pub(crate) fn slots_of_ranges(&self) -> Vec<usize> {
         // A range that the placement gives to no slot is refused by the first one, by name.
         let slot_of = |range| {
             let place = self.slots.iter().position(|slot| slot.ranges.contains(&range));
             place.unwrap_or(0)
         };
         (0..RANGES).map(slot_of).collect()
-    }
-
-    /// Returns rows of each table: in synchronous mode those of exactly `version`, which some slot has reached;
-    /// `None` if a slot is past it, so that the step from this version is complete. In asynchronous mode,
-    /// without a version, the current ones.
-    ///
-    /// # Errors
-    /// A rejection, another generation, or the end of the job.
-    pub async fn pull_rows(
-        &self,
-        version: Option<Version>,
-        ids: Vec<RowIds>,
-    ) -> Result<Option<PulledRows>, ClientError> {
-        let versions = version.map_or(VersionMatch::AtLeast(Version(0)), VersionMatch::Exactly);
-        let parts = self.slots.iter().zip(self.ids_of_slots(&ids));
-        let parts = parts.flat_map(|(slot, ids)| {
-            in_requests(&self.layout, &ids).into_iter().map(move |ids| (slot, ids))
-        });
-        let pulls = parts.map(|(slot, ids)| async move {
-            let mut retries = self.retries();
-            loop {
-                let pull = pull_rows(slot, &self.layout, versions, &ids);
-                if let Some(answer) = retries.attempt(pull).await? {
-                    return Ok::<_, ClientError>(answer);
-                }
-            }
-        });
-        // A few whose number is known are polled in their order. Others would be in the order in which the channels
-        // wake them, which is random, so that a simulated run could not be repeated.
-        let answers = try_join_all(pulls.collect::<Vec<_>>()).await?;
-        let bytes = answers.iter().map(|answer| answer.bytes).sum();
-        let Some(parts) = answers.into_iter().map(|it| it.rows).collect::<Option<Vec<_>>>() else {
-            return Ok(None);
-        };
-        let of_table = |(table, param): (usize, &TableParam)| {
-            Rows::joined(param.width, parts.iter().map(|rows| &rows[table]))
-        };
-        let rows = self.layout.tables().iter().enumerate().map(of_table).collect();
-        Ok(Some(PulledRows { rows, bytes }))
-    }
-
-    /// Returns all rows of one range of a table, by ascending id.
-    ///
-    /// # Errors
-    /// A rejection, another generation, or the end of the job.
-    pub async fn read_range(&self, table: usize, range: u32) -> Result<Rows, ClientError> {
-        let slot = self.slots.iter().find(|slot| slot.ranges.contains(&range));
-        let Some(slot) = slot.or_else(|| self.slots.first()) else {
-            return Err(ClientError::NewGeneration);
-        };
-        let width = self.layout.tables()[table].width;
-        let mut retries = self.retries();
-        loop {
-            let read = read_range(slot, table, range, width);
-            if let Some(rows) = retries.attempt(read).await? {
-                return Ok(rows);
-            }
-        }
     }
 
     /// Writes the current blocks of every slot into `values`, which is as long as the layout, in asynchronous mode.
@@ -408,13 +342,13 @@ impl Pservers {
     }
 
     /// Creates the retry state of one call, which is repeated until it succeeds or the generation ends.
-    fn retries(&self) -> Retries<'_> {
+    pub(crate) fn retries(&self) -> Retries<'_> {
         Retries { of: self, pauses: None }
     }
 }
 
 /// The retry state of one call.
-struct Retries<'a> {
+pub(crate) struct Retries<'a> {
     of: &'a Pservers,
     /// The backoff, created once an attempt has failed: drawing its seed takes longer than a small push.
     pauses: Option<Box<dyn Iterator<Item = Duration> + Send>>,
@@ -422,7 +356,7 @@ struct Retries<'a> {
 
 impl Retries<'_> {
     /// Runs one attempt; returns `None`, after a pause, if the call should be repeated.
-    async fn attempt<T>(
+    pub async fn attempt<T>(
         &mut self,
         attempt: impl Future<Output = Result<T, Status>>,
     ) -> Result<Option<T>, ClientError> {
@@ -449,7 +383,7 @@ impl Retries<'_> {
 }
 
 /// Collects the parts of each slot, given those of each table. `T` is rows, or their ids.
-fn by_slot<T>(slots: usize, tables: impl Iterator<Item = Vec<T>>) -> Vec<Vec<T>> {
+pub(crate) fn by_slot<T>(slots: usize, tables: impl Iterator<Item = Vec<T>>) -> Vec<Vec<T>> {
     let mut of_slots: Vec<Vec<T>> = (0..slots).map(|_| Vec::new()).collect();
     for parts in tables {
         of_slots.iter_mut().zip(parts).for_each(|(of_slot, part)| of_slot.push(part));

@@ -1,6 +1,8 @@
-//! Reads rows of embedding tables from single slots.
+//! Pulls rows of embedding tables from the slots that have them.
 
+use futures::future::try_join_all;
 use steadfast_common::byte_segments::ByteSegments;
+use steadfast_common::ids::Version;
 use steadfast_common::layout::{Layout, TableParam};
 use steadfast_common::row_ids::RowIds;
 use steadfast_common::table::{ID_BYTES, RANGES, Rows, encode_ids};
@@ -12,7 +14,8 @@ use steadfast_proto::{
 use tonic::Status;
 use tonic::body::Body;
 
-use crate::pservers::{SlotClient, with_timeout};
+use crate::ClientError;
+use crate::pservers::{Pservers, SlotClient, by_slot, with_timeout};
 use crate::pulls::PULL_WAIT;
 
 /// Bytes of rows in the answer to one request.
@@ -28,14 +31,80 @@ pub struct PulledRows {
 }
 
 /// A slot's answer to a request for rows.
-pub(crate) struct RowsOfSlot {
+struct RowsOfSlot {
     /// The rows of each table; `None` if the slot is past the version.
     pub rows: Option<Vec<Rows>>,
     pub bytes: u64,
 }
 
+impl Pservers {
+    /// Returns rows of each table: in synchronous mode those of exactly `version`, which some slot has reached;
+    /// `None` if a slot is past it, so that the step from this version is complete. In asynchronous mode,
+    /// without a version, the current ones.
+    ///
+    /// # Errors
+    /// A rejection, another generation, or the end of the job.
+    pub async fn pull_rows(
+        &self,
+        version: Option<Version>,
+        ids: Vec<RowIds>,
+    ) -> Result<Option<PulledRows>, ClientError> {
+        let versions = version.map_or(VersionMatch::AtLeast(Version(0)), VersionMatch::Exactly);
+        let parts = self.slots.iter().zip(self.ids_of_slots(&ids));
+        let parts = parts.flat_map(|(slot, ids)| {
+            in_requests(&self.layout, &ids).into_iter().map(move |ids| (slot, ids))
+        });
+        let pulls = parts.map(|(slot, ids)| async move {
+            let mut retries = self.retries();
+            loop {
+                let pull = pull_rows(slot, &self.layout, versions, &ids);
+                if let Some(answer) = retries.attempt(pull).await? {
+                    return Ok::<_, ClientError>(answer);
+                }
+            }
+        });
+        // A few whose number is known are polled in their order. Others would be in the order in which the channels
+        // wake them, which is random, so that a simulated run could not be repeated.
+        let answers = try_join_all(pulls.collect::<Vec<_>>()).await?;
+        let bytes = answers.iter().map(|answer| answer.bytes).sum();
+        let Some(parts) = answers.into_iter().map(|it| it.rows).collect::<Option<Vec<_>>>() else {
+            return Ok(None);
+        };
+        let of_table = |(table, param): (usize, &TableParam)| {
+            Rows::joined(param.width, parts.iter().map(|rows| &rows[table]))
+        };
+        let rows = self.layout.tables().iter().enumerate().map(of_table).collect();
+        Ok(Some(PulledRows { rows, bytes }))
+    }
+
+    /// Returns all rows of one range of a table, by ascending id.
+    ///
+    /// # Errors
+    /// A rejection, another generation, or the end of the job.
+    pub async fn read_range(&self, table: usize, range: u32) -> Result<Rows, ClientError> {
+        let slot = self.slots.iter().find(|slot| slot.ranges.contains(&range));
+        let Some(slot) = slot.or_else(|| self.slots.first()) else {
+            return Err(ClientError::NewGeneration);
+        };
+        let width = self.layout.tables()[table].width;
+        let mut retries = self.retries();
+        loop {
+            let read = read_range(slot, table, range, width);
+            if let Some(rows) = retries.attempt(read).await? {
+                return Ok(rows);
+            }
+        }
+    }
+
+    /// Divides ids of each table among the slots.
+    fn ids_of_slots(&self, ids: &[RowIds]) -> Vec<Vec<RowIds>> {
+        let (slots, slot_of) = (self.slots.len(), self.slots_of_ranges());
+        by_slot(slots, ids.iter().map(|it| it.divided(slots, |range| slot_of[range as usize])))
+    }
+}
+
 /// Divides ids of each table among requests whose answers are not too large. Returns no request if there are no ids.
-pub(crate) fn in_requests(layout: &Layout, ids: &[RowIds]) -> Vec<Vec<RowIds>> {
+fn in_requests(layout: &Layout, ids: &[RowIds]) -> Vec<Vec<RowIds>> {
     let of_table = |(param, ids): (&TableParam, &RowIds)| -> Vec<RowIds> {
         let row_bytes = ID_BYTES + param.width * size_of::<f32>();
         let at_once = (ANSWER_BYTES / layout.tables().len() / row_bytes).max(1);
@@ -51,7 +120,7 @@ pub(crate) fn in_requests(layout: &Layout, ids: &[RowIds]) -> Vec<Vec<RowIds>> {
 }
 
 /// Pulls rows of each table from one slot once it has a version that satisfies the pull.
-pub(crate) async fn pull_rows(
+async fn pull_rows(
     slot: &SlotClient,
     layout: &Layout,
     versions: VersionMatch,
@@ -99,7 +168,7 @@ fn rows_of(layout: &Layout, ids: &[RowIds], values: &[ByteSegments]) -> Result<V
 }
 
 /// Reads one range of a table, whose rows have `width` values.
-pub(crate) async fn read_range(
+async fn read_range(
     slot: &SlotClient,
     table: usize,
     range: u32,
