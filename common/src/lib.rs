@@ -21,6 +21,7 @@ pub mod keys;
 pub mod lane_tree;
 pub mod launch;
 pub mod layout;
+pub mod machine;
 pub mod models;
 pub mod optimizer_errors;
 pub mod placement;

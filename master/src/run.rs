@@ -444,7 +444,7 @@ impl MasterProcess<'_> {
         let polled = Polled { etcd, keys, handle, informed };
         self.elastic_job.send_replace(Serving::Job(Box::new(polled)));
         readiness.set_ready();
-        match event_loop.run(shutdown.drain()).await? {
+        match event_loop.run(shutdown.drain()).await.map_err(after_acting)? {
             elastic::End::Over(result) => {
                 info!(state = ?result.state, "the job is over");
                 self.elastic_job.send_replace(Serving::Over);

@@ -16,6 +16,8 @@ mod mirror;
 mod op;
 mod retry;
 mod session;
+pub mod term;
+mod transaction;
 mod users;
 
 pub use clock::now;
@@ -28,4 +30,5 @@ pub use mirror::{Mirror, Range, View};
 pub use op::Op;
 pub use retry::backoff;
 pub use session::{Deadline, Session};
+pub use transaction::Transaction;
 pub use users::Grant;

@@ -53,6 +53,14 @@ impl Op {
             }
         }
     }
+
+    /// Returns the size of the key and the value.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Put { key, value, .. } => key.len() + value.len(),
+            Self::Delete { key } | Self::DeletePrefix { prefix: key } => key.len(),
+        }
+    }
 }
 
 pub(crate) fn to_txn(op: &Op) -> TxnOp {

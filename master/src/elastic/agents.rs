@@ -1,24 +1,21 @@
-//! The live agents of a job, as etcd shows them.
+//! The live agents of a job, as a view of etcd shows them.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use steadfast_common::ids::{Incarnation, NodeId};
 use steadfast_common::keys::Keys;
 use steadfast_common::rendezvous::{AgentRecord, Runner};
-use steadfast_coord::{CoordError, Etcd, Mirror, Range, View};
+use steadfast_coord::View;
 use steadfast_master_core::rendezvous::{Caller, Rendezvous};
-use tokio::sync::watch;
 use tracing::warn;
 
 use super::handle::ElasticError;
-use crate::failure_detector::FailureDetector;
 
 /// The live agents.
 pub(super) struct Agents {
     keys: Keys,
-    mirror: Mirror,
-    failure_detector: FailureDetector,
+    /// The revision of the view.
+    revision: i64,
     live: BTreeMap<NodeId, Agent>,
     /// The oldest node at each address.
     by_address: BTreeMap<String, NodeId>,
@@ -34,32 +31,25 @@ struct Agent {
 }
 
 impl Agents {
-    pub async fn follow(etcd: &Etcd, keys: &Keys, own_address: &str) -> Result<Self, CoordError> {
-        let mirror = Mirror::start(etcd, Range::Prefix(keys.agents_prefix())).await?;
+    pub fn of(keys: &Keys, view: &View) -> Self {
         let mut agents = Self {
             keys: keys.clone(),
-            mirror,
-            failure_detector: FailureDetector::new(etcd, own_address),
+            revision: 0,
             live: BTreeMap::new(),
             by_address: BTreeMap::new(),
             runner: None,
         };
-        agents.refresh();
-        Ok(agents)
-    }
-
-    pub fn subscribe(&self) -> watch::Receiver<Arc<View>> {
-        self.mirror.subscribe()
+        agents.follow(view);
+        agents
     }
 
     /// Returns the revision of the view.
     pub fn revision(&self) -> i64 {
-        self.mirror.view().revision
+        self.revision
     }
 
     /// Returns the known nodes that are not registered any more.
-    pub fn lost(&mut self, state: &Rendezvous) -> Vec<Caller> {
-        self.refresh();
+    pub fn lost(&self, state: &Rendezvous) -> Vec<Caller> {
         let is_live = |node: &NodeId, incarnation: &Incarnation| {
             self.live.get(node).is_some_and(|agent| agent.incarnation == *incarnation)
         };
@@ -102,10 +92,9 @@ impl Agents {
         Some((Caller { node, incarnation: agent.incarnation }, agent.lease))
     }
 
-    /// Follows the mirror. Parses only registrations that changed.
-    fn refresh(&mut self) {
-        let view = self.mirror.view();
-        self.failure_detector.follow(std::slice::from_ref(&view));
+    /// Follows a view. Parses only registrations that changed.
+    pub fn follow(&mut self, view: &View) {
+        self.revision = view.revision;
         let mut live = BTreeMap::new();
         let mut by_address: BTreeMap<String, (Incarnation, NodeId)> = BTreeMap::new();
         for (key, entry) in &view.entries {

@@ -1,86 +1,97 @@
-//! Decides events, and answers them after the commit.
+//! Decides requests, and answers them after the commit.
 
 use std::sync::Arc;
 
 use steadfast_common::ids::{Phase, Round};
+use steadfast_common::machine::{Decision, Moment};
 use steadfast_common::rendezvous::AgentRecord;
-use steadfast_master_core::rendezvous::{Caller, Directive, EndedBy, Outcome, Place};
+use steadfast_master_core::rendezvous::{Caller, Directive, EndedBy, Fact, Outcome, Place};
 
 use super::handle::{Change, ElasticError, Event, Known, Passage, Reply, Shared, ShutDown};
-use super::{Batch, ElasticLoop};
+use super::machine::ElasticJob;
+
+/// Whether a request was accepted.
+type Decided = Result<(), ElasticError>;
 
 /// An answer that is computed from the state after the commit.
 pub(super) enum Answer {
-    Done { reply: Reply<()> },
-    Directive { caller: Caller, known: Round, reply: Reply<Directive> },
-    Change { caller: Caller, known: Round, reply: Reply<Change> },
-    Passage { caller: Caller, place: Place, reply: Reply<Passage> },
-    Known { address: String, reply: Reply<Option<Known>> },
-    NextPhase { tag: String, reply: Reply<Phase> },
-    Shared { token: u64, reply: Reply<Shared> },
-    ShutDown { reply: Reply<ShutDown> },
+    Done {
+        decided: Decided,
+        reply: Reply<()>,
+    },
+    Directive {
+        decided: Decided,
+        caller: Caller,
+        known: Round,
+        reply: Reply<Directive>,
+    },
+    Change {
+        caller: Caller,
+        known: Round,
+        reply: Reply<Change>,
+    },
+    Passage {
+        decided: Decided,
+        caller: Caller,
+        place: Place,
+        reply: Reply<Passage>,
+    },
+    Known {
+        address: String,
+        reply: Reply<Option<Known>>,
+    },
+    NextPhase {
+        tag: String,
+        reply: Reply<Phase>,
+    },
+    /// Without a token, the state was not replaced.
+    Shared {
+        token: Result<Option<u64>, ElasticError>,
+        reply: Reply<Shared>,
+    },
+    ShutDown {
+        reply: Reply<ShutDown>,
+    },
 }
 
-fn reject<T>(reply: Reply<T>, error: impl Into<ElasticError>) {
-    let _ = reply.send(Err(error.into()));
-}
-
-impl ElasticLoop {
-    /// Decides an event, and notes its answer. Every caller must be registered at this time.
-    pub(super) fn decide(&mut self, event: Event, batch: &mut Batch) {
-        let keys = self.committer.keys.clone();
-        match event {
+impl ElasticJob {
+    /// Decides a request, and notes its answer. Every caller must be registered at this time.
+    pub(super) fn decide(&mut self, moment: Moment, event: Event, decision: &mut Decision<Self>) {
+        let answer = match event {
             Event::Announce { caller, reply } => {
-                let decided = self
+                let facts = self
                     .agents
                     .registration(caller)
-                    .and_then(|agent| Ok(batch.state.announce(caller, agent)?));
-                match decided {
-                    Ok(facts) => {
-                        batch.add(&keys, facts);
-                        batch.answers.push(Answer::Done { reply });
-                    }
-                    Err(error) => reject(reply, error),
-                }
+                    .and_then(|agent| Ok(self.state.announce(caller, agent)?));
+                Answer::Done { decided: self.apply_if(moment, facts, decision), reply }
             }
             Event::Join { caller, terms, reply } => {
-                let decided = self.agents.registration(caller).and_then(|agent| {
-                    Ok(batch.state.join(caller, agent, &terms, &self.settings)?)
+                let facts = self.agents.registration(caller).and_then(|agent| {
+                    Ok(self.state.join(caller, agent, &terms, &self.settings)?)
                 });
-                match decided {
-                    Ok(facts) => {
-                        batch.add(&keys, facts);
-                        let known = terms.after;
-                        batch.answers.push(Answer::Directive { caller, known, reply });
-                    }
-                    Err(error) => reject(reply, error),
-                }
+                let decided = self.apply_if(moment, facts, decision);
+                Answer::Directive { decided, caller, known: terms.after, reply }
             }
             Event::Watch { caller, known, report, failed, reply } => {
                 let is_known = self.agents.registration(caller).is_ok();
                 if is_known {
-                    self.failed.note(caller.node, failed, batch.state.number());
+                    self.failed.note(caller.node, failed, self.state.number());
                 }
                 if let Some(report) = report.filter(|_| is_known) {
-                    self.note_report(caller.node, report);
+                    self.note_report(moment.unix_ms, caller.node, report);
                 }
-                batch.answers.push(Answer::Change { caller, known, reply });
+                Answer::Change { caller, known, reply }
             }
             Event::Enter { caller, place, data, reply } => {
-                let decided = self
+                let facts = self
                     .agents
                     .registration(caller)
-                    .and_then(|_| Ok(batch.state.enter(caller, &place, data)?));
-                match decided {
-                    Ok(facts) => {
-                        batch.add(&keys, facts);
-                        batch.answers.push(Answer::Passage { caller, place, reply });
-                    }
-                    Err(error) => reject(reply, error),
-                }
+                    .and_then(|_| Ok(self.state.enter(caller, &place, data)?));
+                let decided = self.apply_if(moment, facts, decision);
+                Answer::Passage { decided, caller, place, reply }
             }
             Event::Look { caller, place, reply } => {
-                batch.answers.push(Answer::Passage { caller, place, reply });
+                Answer::Passage { decided: Ok(()), caller, place, reply }
             }
             Event::GiveUp { caller, reason, report, reply } => {
                 let nodes_needed = |agent: &AgentRecord| match agent.launched_on {
@@ -88,51 +99,54 @@ impl ElasticLoop {
                     Some(_) => 0,
                     None => self.settings.nodes.min(),
                 };
-                let decided = self.agents.registration(caller).and_then(|agent| {
-                    Ok(batch.state.give_up(caller, &reason, nodes_needed(agent))?)
+                let facts = self.agents.registration(caller).and_then(|agent| {
+                    Ok(self.state.give_up(caller, &reason, nodes_needed(agent))?)
                 });
-                match decided {
-                    Ok(facts) => {
-                        batch.add(&keys, facts);
-                        if let Some(report) = report {
-                            self.note_report(caller.node, report);
-                        }
-                        self.forget_report(caller.node);
-                        batch.answers.push(Answer::Done { reply });
+                let decided = self.apply_if(moment, facts, decision);
+                if decided.is_ok() {
+                    if let Some(report) = report {
+                        self.note_report(moment.unix_ms, caller.node, report);
                     }
-                    Err(error) => reject(reply, error),
+                    self.forget_report(caller.node);
                 }
+                Answer::Done { decided, reply }
             }
-            Event::Find { address, reply } => batch.answers.push(Answer::Known { address, reply }),
-            Event::NextPhase { tag, reply } => {
-                batch.answers.push(Answer::NextPhase { tag, reply });
-            }
+            Event::Find { address, reply } => Answer::Known { address, reply },
+            Event::NextPhase { tag, reply } => Answer::NextPhase { tag, reply },
             Event::Share { token, state, reply } => {
-                let decided = state.map(|state| batch.state.share(token, state)).transpose();
-                match decided {
-                    Ok(facts) => {
-                        let accepted = facts.as_ref().is_some_and(|facts| !facts.is_empty());
-                        let token = if accepted { token + 1 } else { 0 };
-                        batch.add(&keys, facts.unwrap_or_default());
-                        batch.answers.push(Answer::Shared { token, reply });
-                    }
-                    Err(refusal) => reject(reply, refusal),
-                }
+                let facts = state.map(|state| self.state.share(token, state)).transpose();
+                let token = facts.map_err(ElasticError::from).map(|facts| {
+                    let facts = facts.unwrap_or_default();
+                    let is_replaced = !facts.is_empty();
+                    self.apply(moment, facts, decision);
+                    is_replaced.then_some(token + 1)
+                });
+                Answer::Shared { token, reply }
             }
             Event::ShutDown { outcome, reason, reply } => {
-                let facts = batch.state.shut_down(outcome, &reason);
-                batch.add(&keys, facts);
-                batch.answers.push(Answer::ShutDown { reply });
+                let facts = self.state.shut_down(outcome, &reason);
+                self.apply(moment, facts, decision);
+                Answer::ShutDown { reply }
             }
-        }
+        };
+        self.answer_later(answer);
+    }
+
+    fn apply_if(
+        &mut self,
+        moment: Moment,
+        facts: Result<Vec<Fact>, ElasticError>,
+        decision: &mut Decision<Self>,
+    ) -> Decided {
+        facts.map(|facts| self.apply(moment, facts, decision))
     }
 
     /// Sends an answer, computed from the committed state.
     pub(super) fn answer(&self, answer: Answer) {
         match answer {
-            Answer::Done { reply } => drop(reply.send(Ok(()))),
-            Answer::Directive { caller, known, reply } => {
-                drop(reply.send(self.directive(caller, known)));
+            Answer::Done { decided, reply } => drop(reply.send(decided)),
+            Answer::Directive { decided, caller, known, reply } => {
+                drop(reply.send(decided.and_then(|()| self.directive(caller, known))));
             }
             Answer::Change { caller, known, reply } => {
                 let failed = self.failed.beside(caller.node, self.state.number());
@@ -142,8 +156,8 @@ impl ElasticLoop {
                 let change = change.map(|it| change_of(it, self.revision, failed));
                 drop(reply.send(change));
             }
-            Answer::Passage { caller, place, reply } => {
-                drop(reply.send(self.passage(caller, &place)));
+            Answer::Passage { decided, caller, place, reply } => {
+                drop(reply.send(decided.and_then(|()| self.passage(caller, &place))));
             }
             Answer::Known { address, reply } => drop(reply.send(Ok(self.known(&address)))),
             Answer::NextPhase { tag, reply } => {
@@ -151,9 +165,12 @@ impl ElasticLoop {
             }
             Answer::Shared { token, reply } => {
                 let record = self.state.shared().cloned();
-                // A later event of the same commit may have replaced the state again.
-                let accepted = token != 0 && record.as_ref().is_some_and(|it| it.token == token);
-                drop(reply.send(Ok(Shared { record, accepted })));
+                let shared = token.map(|token| {
+                    // A later event of the same commit may have replaced the state again.
+                    let accepted = token.is_some() && record.as_ref().map(|it| it.token) == token;
+                    Shared { record, accepted }
+                });
+                drop(reply.send(shared));
             }
             Answer::ShutDown { reply } => {
                 let times = self.timings.rounds(steadfast_coord::now());

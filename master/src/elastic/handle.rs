@@ -11,6 +11,7 @@ use steadfast_common::status::{ElasticStatus, NodeReport};
 use steadfast_master_core::rendezvous::{Caller, Directive, JoinTerms, Place, Refusal};
 use tokio::sync::{mpsc, oneshot, watch};
 
+use super::machine::Input;
 use super::timings::RoundTimes;
 
 /// The sender of an answer. The caller may no longer wait for it.
@@ -162,7 +163,7 @@ impl ElasticError {
 /// A handle to the loop. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct ElasticHandle {
-    pub(super) events: mpsc::Sender<Event>,
+    pub(super) requests: mpsc::Sender<Input>,
     /// Changes when the answer to a waiting node, or to a member of a round, may have changed.
     pub(super) rounds: watch::Receiver<u64>,
     /// Changes when a barrier was released or has ended.
@@ -177,7 +178,8 @@ impl ElasticHandle {
     /// If the loop rejects the event, or has ended.
     pub async fn ask<T>(&self, event: impl FnOnce(Reply<T>) -> Event) -> Result<T, ElasticError> {
         let (reply, answer) = oneshot::channel();
-        self.events.send(event(reply)).await.map_err(|_| ElasticError::NotActing)?;
+        let request = Input::Request(event(reply));
+        self.requests.send(request).await.map_err(|_| ElasticError::NotActing)?;
         answer.await.map_err(|_| ElasticError::NotActing)?
     }
 }

@@ -1,21 +1,19 @@
 //! The status of an elastic job, and its timeline in one term.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
 
 use steadfast_common::elastic::ElasticKind;
 use steadfast_common::ids::NodeId;
 use steadfast_common::records::JobOutcome;
 use steadfast_common::rendezvous::AgentRecord;
 use steadfast_common::status::{
-    ElasticPhase, ElasticStatus, MasterStatus, NodePhase, NodeReport, NodeStatus, TimelineEvent,
-    TimelineKind, WorkersPhase,
+    ElasticPhase, ElasticStatus, NodePhase, NodeReport, NodeStatus, TimelineEvent, TimelineKind,
+    WorkersPhase,
 };
 use steadfast_coord::now;
-use steadfast_host::time::unix_ms;
 use steadfast_master_core::rendezvous::{Fact, KNOWN_MAX, Rendezvous, Settings, Timers};
 
-use super::ElasticLoop;
+use super::machine::ElasticJob;
 
 /// Maximum number of events that are kept.
 const EVENTS_MAX: usize = 200;
@@ -57,21 +55,20 @@ impl RestartsOfGone {
 /// Events of one term.
 #[derive(Debug)]
 pub(super) struct Timeline {
-    epoch: i64,
     events: VecDeque<TimelineEvent>,
     /// Failures of workers, which are events, too.
     exits: VecDeque<TimelineEvent>,
 }
 
 impl Timeline {
-    pub fn begin(epoch: i64) -> Self {
-        let mut timeline = Self { epoch, events: VecDeque::new(), exits: VecDeque::new() };
-        timeline.add(TimelineKind::Other, format!("this master acts, epoch {epoch}"));
+    pub fn begin(epoch: i64, unix_ms: u64) -> Self {
+        let mut timeline = Self { events: VecDeque::new(), exits: VecDeque::new() };
+        timeline.add(unix_ms, TimelineKind::Other, format!("this master acts, epoch {epoch}"));
         timeline
     }
 
-    /// Adds a committed fact that users want to know of.
-    pub fn note(&mut self, fact: &Fact, state: &Rendezvous) {
+    /// Adds a fact that users want to know of.
+    pub fn note(&mut self, unix_ms: u64, fact: &Fact, state: &Rendezvous) {
         match fact {
             Fact::Formed(record) => {
                 let members: Vec<&str> =
@@ -82,22 +79,22 @@ impl Timeline {
                 let workers = record.world_size;
                 let round = record.round;
                 let what = format!("round {round} formed, {workers} workers: {shown}{more}");
-                self.add(TimelineKind::Generation, what);
+                self.add(unix_ms, TimelineKind::Generation, what);
             }
             Fact::Removed { node } => {
                 let what = match state.address_of(*node) {
                     Some(address) => format!("{address} was lost, or left"),
                     None => format!("node {node} was lost, or left"),
                 };
-                self.add(TimelineKind::Failure, what);
+                self.add(unix_ms, TimelineKind::Failure, what);
             }
             Fact::Ended(result) => match result.state {
                 JobOutcome::Finished => {
-                    self.add(TimelineKind::Other, "the job finished".to_owned());
+                    self.add(unix_ms, TimelineKind::Other, "the job finished".to_owned());
                 }
                 JobOutcome::Failed => {
                     let reason = result.reason.as_deref().unwrap_or("no reason");
-                    self.add(TimelineKind::Other, format!("the job failed: {reason}"));
+                    self.add(unix_ms, TimelineKind::Other, format!("the job failed: {reason}"));
                 }
             },
             Fact::Node { .. }
@@ -109,21 +106,22 @@ impl Timeline {
         }
     }
 
-    fn note_exit(&mut self, what: String) {
-        push(&mut self.exits, EXITS_MAX, TimelineKind::Failure, what.clone());
-        self.add(TimelineKind::Failure, what);
+    fn note_exit(&mut self, unix_ms: u64, what: String) {
+        let kind = TimelineKind::Failure;
+        push(&mut self.exits, EXITS_MAX, TimelineEvent { unix_ms, what: what.clone(), kind });
+        self.add(unix_ms, kind, what);
     }
 
-    fn add(&mut self, kind: TimelineKind, what: String) {
-        push(&mut self.events, EVENTS_MAX, kind, what);
+    fn add(&mut self, unix_ms: u64, kind: TimelineKind, what: String) {
+        push(&mut self.events, EVENTS_MAX, TimelineEvent { unix_ms, what, kind });
     }
 }
 
-fn push(events: &mut VecDeque<TimelineEvent>, events_max: usize, kind: TimelineKind, what: String) {
+fn push(events: &mut VecDeque<TimelineEvent>, events_max: usize, event: TimelineEvent) {
     if events.len() == events_max {
         events.pop_front();
     }
-    events.push_back(TimelineEvent { unix_ms: unix_ms(), what, kind });
+    events.push_back(event);
 }
 
 /// Returns the status as far as the state determines it, without what agents registered or reported.
@@ -171,10 +169,10 @@ pub(super) fn add_registration(node: &mut NodeStatus, record: &AgentRecord) {
     node.admin = Some(record.admin.clone()).filter(|admin| !admin.is_empty());
 }
 
-impl ElasticLoop {
-    /// Publishes a new status.
-    pub(super) fn show(&mut self) {
-        let mut status = of(&self.job, &self.settings, &self.state, &self.timers);
+impl ElasticJob {
+    /// Returns the status, without the master and the launcher.
+    pub(super) fn status(&self) -> ElasticStatus {
+        let mut status = of(&self.name, &self.settings, &self.state, &self.timers);
         for node in &mut status.nodes {
             if let Some(record) = self.agents.record(node.node, node.incarnation) {
                 add_registration(node, record);
@@ -190,22 +188,19 @@ impl ElasticLoop {
                 node.workers.get_or_insert(running);
             }
         }
-        let (address, epoch) = (self.address.clone(), self.timeline.epoch);
-        status.master = Some(MasterStatus { address, epoch });
-        status.launcher = self.launch.status();
         status.restarts_of_gone = self.restarts_of_gone.sum();
         status.exits = self.timeline.exits.iter().cloned().collect();
         status.events = self.timeline.events.iter().cloned().collect();
-        self.status.send_replace(Arc::new(status));
+        status
     }
 
     /// Follows the members of the last round.
-    pub(super) fn follow_members(&mut self) {
+    pub(super) fn follow_members(&mut self, unix_ms: u64) {
         let members = self.state.round().into_iter().flat_map(|round| &round.members);
         let since = members.map(|member| {
             let member = (member.node, member.incarnation);
             let known = self.members_since.get(&member).copied();
-            (member, known.unwrap_or_else(unix_ms))
+            (member, known.unwrap_or(unix_ms))
         });
         self.members_since = since.collect();
     }
@@ -219,12 +214,11 @@ impl ElasticLoop {
     }
 
     /// Notes what an agent reports.
-    pub(super) fn note_report(&mut self, node: NodeId, report: NodeReport) {
+    pub(super) fn note_report(&mut self, unix_ms: u64, node: NodeId, report: NodeReport) {
         let before = self.reports.get(&node).map_or("", |report| report.last_exit.as_str());
         if !report.last_exit.is_empty() && before != report.last_exit {
-            // The state is in the batch that is being decided.
             let address = self.agents.address(node).unwrap_or("a node");
-            self.timeline.note_exit(format!("{address}: {}", report.last_exit));
+            self.timeline.note_exit(unix_ms, format!("{address}: {}", report.last_exit));
         }
         self.restarts_of_gone.remove(node);
         self.reports.insert(node, report);

@@ -1,4 +1,4 @@
-//! Reads the durable state of an elastic job from etcd.
+//! Reads the durable state of an elastic job from etcd, and writes its facts.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use steadfast_common::ids::{Incarnation, NodeId, Round};
 use steadfast_common::keys::{Keys, TagKey};
 use steadfast_common::rendezvous::{AgentRecord, NodeRecord, ReleaseRecord, RoundRecord};
 use steadfast_common::status::ElasticStatus;
-use steadfast_coord::{CoordError, Etcd, now};
+use steadfast_coord::{CoordError, Etcd, Op, Transaction, now};
 use steadfast_master_core::rendezvous::{Fact, InvalidRecord, Rendezvous, Timers};
 use steadfast_process::Failure;
 use tracing::warn;
@@ -101,4 +101,26 @@ pub(super) async fn read(etcd: &Etcd, keys: &Keys) -> Result<Rendezvous, CoordEr
         };
         CoordError::BadValue { key, reason: error.to_string() }
     })
+}
+
+/// Adds the key changes of a fact to a transaction.
+pub(super) fn write(keys: &Keys, fact: &Fact, to: &mut Transaction) {
+    match fact {
+        Fact::Node { node, record } => to.add(Op::put(&keys.node(*node), record)),
+        Fact::Removed { node } => to.add(Op::delete(&keys.node(*node))),
+        Fact::Formed(record) => to.add(Op::put(&keys.formed_round(), &**record)),
+        Fact::TagsDeleted { round } => to.delete_all(&keys.tags_prefix(*round)),
+        Fact::Entered { round, tag, phase, node, data } => {
+            let key = keys.entry(*round, tag, *phase, *node);
+            to.add(Op::put_leased(&key, data.to_vec(), 0));
+        }
+        Fact::Released { round, tag, phase } => {
+            to.add(Op::put(&keys.released(*round, tag), &ReleaseRecord { phase: *phase }));
+        }
+        Fact::EntriesDeleted { round, tag, phase } => {
+            to.delete_all(&keys.entries_prefix(*round, tag, *phase));
+        }
+        Fact::Shared(record) => to.add(Op::put(&keys.shared_state(), &**record)),
+        Fact::Ended(record) => to.add(Op::put(&keys.result(), &**record)),
+    }
 }

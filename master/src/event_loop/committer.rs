@@ -5,11 +5,9 @@ use std::collections::BTreeMap;
 
 use steadfast_common::ids::{Pass, TaskId};
 use steadfast_common::keys::Keys;
-use steadfast_common::rendezvous::ReleaseRecord;
 use steadfast_coord::{CoordError, Etcd, Leadership, OPS_MAX, Op};
 use steadfast_master_core::job_state::Fact;
 use steadfast_master_core::ledger::QueueFact;
-use steadfast_master_core::rendezvous;
 use steadfast_master_core::sync_tasks::FailureFact;
 
 /// The only writer of a job's keys in one term. It does not depend on the state machine that proposes.
@@ -102,38 +100,6 @@ impl Proposal {
             }
             Fact::Result(result) => self.add(Op::put(&keys.result(), result)),
         }
-    }
-
-    /// Adds the changes of an elastic job's fact.
-    pub fn add_rendezvous_fact(&mut self, keys: &Keys, fact: &rendezvous::Fact) {
-        match fact {
-            rendezvous::Fact::Node { node, record } => self.add(Op::put(&keys.node(*node), record)),
-            rendezvous::Fact::Removed { node } => self.add(Op::delete(&keys.node(*node))),
-            rendezvous::Fact::Formed(record) => {
-                self.add(Op::put(&keys.formed_round(), &**record));
-            }
-            rendezvous::Fact::TagsDeleted { round } => self.delete_all(&keys.tags_prefix(*round)),
-            rendezvous::Fact::Entered { round, tag, phase, node, data } => {
-                let key = keys.entry(*round, tag, *phase, *node);
-                self.add(Op::put_leased(&key, data.to_vec(), 0));
-            }
-            rendezvous::Fact::Released { round, tag, phase } => {
-                self.add(Op::put(&keys.released(*round, tag), &ReleaseRecord { phase: *phase }));
-            }
-            rendezvous::Fact::EntriesDeleted { round, tag, phase } => {
-                self.delete_all(&keys.entries_prefix(*round, tag, *phase));
-            }
-            rendezvous::Fact::Shared(record) => {
-                self.add(Op::put(&keys.shared_state(), &**record));
-            }
-            rendezvous::Fact::Ended(record) => self.add(Op::put(&keys.result(), &**record)),
-        }
-    }
-
-    /// Deletes all keys that begin with `prefix`; changes of such keys are void.
-    fn delete_all(&mut self, prefix: &str) {
-        self.split_off(prefix);
-        self.add(Op::delete_prefix(prefix));
     }
 
     /// Adds the changes of a synchronous job's fact. The rounds of such a job are its passes.

@@ -32,25 +32,6 @@ pub enum Fact {
     Ended(Arc<ResultRecord>),
 }
 
-impl Fact {
-    /// Returns an upper bound of the size of its key and value. One request to etcd takes 1.5 MiB.
-    pub fn bytes_max(&self) -> usize {
-        const KEY_AND_FIELDS: usize = 1024;
-        KEY_AND_FIELDS
-            + match self {
-                Self::Formed(record) => record.members.len() * 512,
-                Self::Entered { data, .. } => data.len(),
-                Self::Shared(record) => 2 * record.state.len(),
-                Self::Node { .. }
-                | Self::Removed { .. }
-                | Self::TagsDeleted { .. }
-                | Self::Released { .. }
-                | Self::EntriesDeleted { .. }
-                | Self::Ended(_) => 0,
-            }
-    }
-}
-
 /// The durable state: the result of applying all facts.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Rendezvous {
