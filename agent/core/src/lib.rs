@@ -9,16 +9,16 @@
 //!                               records in etcd ──┘──▶ timers ──▶ blacklist ──▶ facts
 //! ```
 //!
-//! The driver repeats: take one event (a poll, an exit, a deadline); decide; commit
-//! [`launcher::Launcher::changes`] in one transaction; [`launcher::Launcher::evolve`];
-//! [`timers::Timers::follow`]; perform the [`launcher::Action`]s of the facts. After each event it calls
-//! [`launcher::Launcher::due`] in the same way until that returns no fact.
+//! [`machine::LaunchMachine`] composes them. Its driver commits [`launcher::Launcher::changes`] in one transaction, and
+//! then performs the [`launcher::Action`]s of the facts. After each input it does so with what is due, until nothing
+//! is.
 
 pub mod blacklist;
 pub mod discovery;
 mod exits;
 pub mod hosts;
 pub mod launcher;
+pub mod machine;
 mod placement;
 pub mod settings;
 pub mod source;

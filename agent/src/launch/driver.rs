@@ -1,4 +1,4 @@
-//! The event loop of the launcher: it decides, commits, and acts.
+//! The driver of the launcher: acquires the lock, and runs a term of the machine while it holds it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::process::ExitCode;
@@ -7,91 +7,55 @@ use std::time::Duration;
 use steadfast_agent_core::Exit;
 use steadfast_agent_core::discovery::{Discovery, PollError, Update};
 use steadfast_agent_core::hosts::HostName;
-use steadfast_agent_core::launcher::{Fact, Launcher};
-use steadfast_agent_core::settings::{Context, Settings};
+use steadfast_agent_core::launcher::Launcher;
+use steadfast_agent_core::machine::{Input, LaunchMachine};
+use steadfast_agent_core::settings::Settings;
 use steadfast_agent_core::timers::Timers;
 use steadfast_common::error::ErrorKind;
-use steadfast_common::ids::Millis;
-use steadfast_common::launch::Outcome;
+use steadfast_common::launch::{LauncherRecord, Outcome};
 use steadfast_common::status::{HostStatus, LauncherStatus};
-use steadfast_coord::CoordError;
+use steadfast_coord::term::{Committer, End, Term};
+use steadfast_coord::{CoordError, Leadership, Session, now};
 use steadfast_host::random;
-use steadfast_host::time::{boot_time, unix_ms};
+use steadfast_host::time::unix_ms;
 use steadfast_process::{Failure, Shutdown};
 use tokio::time::sleep;
 use tracing::{error, info, warn};
 
 use super::admin::Shown;
 use super::agents::{Agents, Ended};
+use super::host::{LaunchHost, TermEnd};
 use super::poll::{Poll, Poller};
-use super::store::{Store, Term};
+use super::store::Store;
 use crate::coordinator::Coordinator;
-
-/// Shortest sleep till a deadline.
-const SLEEP_MIN: Duration = Duration::from_millis(10);
 
 /// How long etcd may be away when all agents have ended.
 const ALONE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Longest sleep without a deadline.
-const SLEEP_MAX: Duration = Duration::from_secs(3600);
-
-/// A launcher.
+/// A launcher. It has what goes on from term to term; what a term has decided and not committed is decided again in
+/// the next one.
 #[derive(Debug)]
 pub(crate) struct Driver {
     settings: Settings,
-    store: Store,
-    agents: Agents,
-    poller: Poller,
-    launcher: Launcher,
+    pub(super) store: Store,
+    pub(super) agents: Agents,
+    pub(super) poller: Poller,
+    /// What was committed last.
+    record: LauncherRecord,
     timers: Timers,
     /// Created with the first term.
     discovery: Option<Discovery>,
     /// Ends of agents that are not committed.
-    ends: VecDeque<Ended>,
-    /// Why the job ends, until it is committed.
+    pub(super) ends: VecDeque<Ended>,
+    /// Why the job ends, if that was not decided by the machine.
     outcome: Option<Outcome>,
     /// What the user does about a failed discovery.
     discovery_kind: Option<ErrorKind>,
     /// A signal was handled.
-    is_draining: bool,
+    pub(super) is_draining: bool,
     /// Why agents failed last.
     reasons: BTreeMap<HostName, String>,
     shown: Shown,
-}
-
-/// What the loop waits for.
-enum Event {
-    Drain,
-    LeaseLost,
-    Ended(Ended),
-    Polled(Poll),
-    MasterEnded(Result<(), Failure>),
-    Deadline,
-}
-
-/// Why a term ended.
-enum TermEnd {
-    /// The job has ended, and all agents.
-    Over,
-    /// The lock may be lost: acquire it again.
-    Lost(CoordError),
-    Failed(Failure),
-}
-
-impl From<CoordError> for TermEnd {
-    fn from(error: CoordError) -> Self {
-        match error.kind() {
-            ErrorKind::Stale | ErrorKind::Unavailable => Self::Lost(error),
-            ErrorKind::Invalid
-            | ErrorKind::NotFound
-            | ErrorKind::Conflict
-            | ErrorKind::NotYet
-            | ErrorKind::TooLarge
-            | ErrorKind::Denied
-            | ErrorKind::Internal => Self::Failed(error.into()),
-        }
-    }
 }
 
 impl Driver {
@@ -109,7 +73,7 @@ impl Driver {
             store,
             agents,
             poller,
-            launcher: Launcher::default(),
+            record: LauncherRecord::default(),
             timers: Timers::default(),
             discovery: None,
             ends: VecDeque::new(),
@@ -140,7 +104,7 @@ impl Driver {
             info!("the job succeeded");
             return Ok(ExitCode::SUCCESS);
         }
-        let Some(outcome) = self.launcher.record().outcome.clone() else {
+        let Some(outcome) = self.record.outcome.clone() else {
             return Ok(shutdown.exit_code());
         };
         match (&outcome, outcome.kind()) {
@@ -165,8 +129,8 @@ impl Driver {
         shutdown: &Shutdown,
     ) -> Result<(), Failure> {
         loop {
-            let mut term = match self.acquire(shutdown).await {
-                Ok(Some(term)) => term,
+            let (session, leadership) = match self.acquire(shutdown).await {
+                Ok(Some(acquired)) => acquired,
                 Ok(None) => return Ok(()),
                 Err(failure) if failure.kind == ErrorKind::Stale => {
                     warn!("acquiring the lock again: {failure}");
@@ -175,20 +139,23 @@ impl Driver {
                 Err(failure) => return Err(failure),
             };
             self.shown.readiness.set_ready();
-            let end = self.term(&mut term, coordinator, shutdown).await;
+            let end = self.term(&session, leadership, coordinator, shutdown).await;
             self.shown.readiness.set_not_ready("acquires the lock of the job");
-            term.end(&self.store.etcd).await;
+            session.close(&self.store.etcd).await;
             match end {
-                TermEnd::Over => return Ok(()),
-                TermEnd::Lost(error) => warn!("acquiring the lock again: {error}"),
-                TermEnd::Failed(failure) => return Err(failure),
+                Ok(()) => return Ok(()),
+                Err(TermEnd::Lost(error)) => warn!("acquiring the lock again: {error}"),
+                Err(TermEnd::Failed(failure)) => return Err(failure),
             }
         }
     }
 
     /// Acquires the lock. Returns `None` if it is not needed any more: after a signal, or because the job has
     /// succeeded and its etcd has ended with it.
-    async fn acquire(&mut self, shutdown: &Shutdown) -> Result<Option<Term>, Failure> {
+    async fn acquire(
+        &mut self,
+        shutdown: &Shutdown,
+    ) -> Result<Option<(Session, Leadership)>, Failure> {
         let store = self.store.clone();
         let mut acquiring = std::pin::pin!(store.acquire());
         let finish_timeout = Duration::from_millis(self.settings.finish_timeout_ms);
@@ -216,56 +183,35 @@ impl Driver {
         self.ends.iter().any(|ended| ended.exit == Exit::Succeeded)
     }
 
+    /// Acts while this launcher holds the lock, until the job is over.
     async fn term(
         &mut self,
-        term: &mut Term,
+        session: &Session,
+        mut leadership: Leadership,
         coordinator: &mut Option<Coordinator>,
         shutdown: &Shutdown,
-    ) -> TermEnd {
-        if let Err(error) = self.begin(term).await {
-            return error.into();
-        }
-        let mut has_master = coordinator.is_some();
-        loop {
-            match self.settle(term, shutdown).await {
-                Ok(()) if self.launcher.is_over() => return TermEnd::Over,
-                Ok(()) => {}
-                Err(error) => return error.into(),
-            }
-            let pause = self.pause();
-            let event = tokio::select! {
-                biased;
-                () = shutdown.drain(), if !self.is_draining => Event::Drain,
-                () = term.lost() => Event::LeaseLost,
-                ended = self.agents.next_end() => Event::Ended(ended),
-                ended = master_ended(coordinator), if has_master => Event::MasterEnded(ended),
-                poll = self.poller.next() => Event::Polled(poll),
-                () = sleep(pause) => Event::Deadline,
-            };
-            match event {
-                Event::Drain | Event::Deadline => {}
-                Event::LeaseLost => return TermEnd::Lost(CoordError::LeaseLost),
-                Event::Ended(ended) => self.ends.push_back(ended),
-                Event::Polled(poll) => self.polled(poll),
-                // It ends with the job.
-                Event::MasterEnded(Ok(())) => has_master = false,
-                Event::MasterEnded(Err(failure)) => {
-                    return TermEnd::Failed(failure.context("the master of the job"));
-                }
-            }
+    ) -> Result<(), TermEnd> {
+        let machine = self.begin(&mut leadership).await?;
+        self.show(&machine);
+        let committer = Committer::new(self.store.etcd.clone(), leadership);
+        let (term, _) = Term::new(machine, committer);
+        let first = self.repeated();
+        let mut host = LaunchHost::new(self, session, coordinator, shutdown);
+        match term.begin_with(first).run(&mut host, std::future::pending()).await? {
+            End::Over(_) | End::Left(_) => Ok(()),
         }
     }
 
     /// Reads the state, and repeats its actions.
-    async fn begin(&mut self, term: &mut Term) -> Result<(), CoordError> {
-        self.launcher = self.store.load().await?;
-        let record = self.launcher.record();
+    async fn begin(&mut self, leadership: &mut Leadership) -> Result<LaunchMachine, CoordError> {
+        let mut launcher: Launcher = self.store.load().await?;
+        let record = launcher.record();
         let has_begun = record.outcome.is_some() || 0 < record.launches;
         if self.discovery.is_none() {
-            let is_over = self.launcher.is_over();
+            let is_over = launcher.is_over();
             if is_over && record.outcome != Some(Outcome::Succeeded) {
                 info!(outcome = ?record.outcome, "an earlier launch of this job has ended; beginning again");
-                self.launcher = self.store.begin_again(term, &self.launcher).await?;
+                launcher = self.store.begin_again(leadership, &launcher).await?;
             }
             let timeout_ms = self.settings.elastic_timeout_ms;
             self.discovery = Some(match has_begun && !is_over {
@@ -273,68 +219,37 @@ impl Driver {
                 false => Discovery::new(timeout_ms),
             });
         }
-        // A wait that began in another term goes on, if the state is the same.
-        self.follow();
         let known: BTreeMap<HostName, u64> =
-            self.launcher.agents().map(|(host, agent)| (host.clone(), agent.launch)).collect();
+            launcher.agents().map(|(host, agent)| (host.clone(), agent.launch)).collect();
         self.agents.stop_unless(|host, launch| known.get(host) == Some(&launch));
-        for action in self.launcher.actions() {
+        for action in launcher.actions() {
             self.agents.act(action);
         }
-        Ok(())
+        let discovered = self.discovery.as_ref().and_then(Discovery::hosts).map(<[_]>::to_vec);
+        let (settings, timers) = (self.settings, self.timers.clone());
+        Ok(LaunchMachine::new(settings, launcher, timers, discovered, now()))
     }
 
-    /// Decides and commits until nothing is due.
-    async fn settle(&mut self, term: &mut Term, shutdown: &Shutdown) -> Result<(), CoordError> {
-        while let Some(ended) = self.ends.front().cloned() {
-            let Ended { host, launch, exit, reason } = ended;
-            let facts = self.launcher.exited(&host, launch, exit, random::seed(), self.context());
-            self.commit(term, &facts).await?;
-            self.note_end(&host, &facts, exit, reason);
-            self.ends.pop_front();
-        }
-        if shutdown.is_draining() && !self.is_draining {
-            self.is_draining = true;
-            if self.launcher.record().outcome.is_some() {
-                // Those that a job that has succeeded waits for.
-                self.agents.stop_all();
-            }
-            self.outcome.get_or_insert(Outcome::Interrupted);
-        }
-        if let Some(outcome) = self.outcome.clone() {
-            let facts = self.launcher.end(outcome);
-            self.commit(term, &facts).await?;
-        }
-        loop {
-            let facts = self.launcher.due(self.context());
-            if facts.is_empty() {
-                return Ok(());
-            }
-            self.commit(term, &facts).await?;
-        }
+    /// Returns the inputs that no term has committed.
+    fn repeated(&self) -> Vec<Input> {
+        let ends = self.ends.iter().map(input_of);
+        ends.chain(self.outcome.clone().map(Input::End)).collect()
     }
 
-    async fn commit(&mut self, term: &mut Term, facts: &[Fact]) -> Result<(), CoordError> {
-        if facts.is_empty() {
-            return Ok(());
+    /// Notes that a signal has arrived.
+    pub(super) fn drain(&mut self, machine: &LaunchMachine) -> Input {
+        self.is_draining = true;
+        if machine.launcher().record().outcome.is_some() {
+            // Those that a job that has succeeded waits for.
+            self.agents.stop_all();
         }
-        let changes = self.launcher.changes(facts);
-        self.store.commit(term, &changes).await?;
-        for fact in facts {
-            log(fact);
-            self.launcher.evolve(fact);
-        }
-        self.follow();
-        for action in facts.iter().filter_map(Fact::action) {
-            self.agents.act(action);
-        }
-        Ok(())
+        Input::End(self.outcome.get_or_insert(Outcome::Interrupted).clone())
     }
 
-    /// Notes the result of a poll. A list of hosts takes effect with what is due then.
-    fn polled(&mut self, poll: Poll) {
-        let Some(discovery) = &mut self.discovery else { return };
-        match poll {
+    /// Notes the result of a poll; returns what it means for the machine.
+    pub(super) fn polled(&mut self, poll: Poll) -> Option<Input> {
+        let discovery = self.discovery.as_mut()?;
+        let reason = match poll {
             Ok(hosts) => {
                 let is_first = discovery.hosts().is_none();
                 let update = discovery.succeeded(now(), &hosts);
@@ -342,23 +257,29 @@ impl Driver {
                     let found: Vec<String> = hosts.iter().map(ToString::to_string).collect();
                     info!(?update, hosts = found.join(","), "hosts discovered");
                 }
-                self.follow();
+                return discovery.hosts().map(|hosts| Input::Discovered(hosts.to_vec()));
             }
-            Err(reason) => match discovery.failed(now(), &reason) {
-                error @ PollError::Retried { .. } => warn!("{error}"),
-                error @ (PollError::Misconfigured { .. } | PollError::TimedOut { .. }) => {
-                    if self.outcome.is_none() {
-                        self.discovery_kind = Some(error.kind());
-                    }
-                    let reason = error.to_string();
-                    self.outcome.get_or_insert(Outcome::DiscoveryFailed { reason });
+            Err(reason) => reason,
+        };
+        match discovery.failed(now(), &reason) {
+            error @ PollError::Retried { .. } => {
+                warn!("{error}");
+                None
+            }
+            error @ (PollError::Misconfigured { .. } | PollError::TimedOut { .. }) => {
+                if self.outcome.is_none() {
+                    self.discovery_kind = Some(error.kind());
                 }
-            },
+                let reason = error.to_string();
+                let failed = || Outcome::DiscoveryFailed { reason };
+                Some(Input::End(self.outcome.get_or_insert_with(failed).clone()))
+            }
         }
     }
 
-    fn note_end(&mut self, host: &HostName, facts: &[Fact], exit: Exit, reason: String) {
-        let has_failed = facts.iter().any(|fact| matches!(fact, Fact::Failed { .. }));
+    /// Notes that what the first of the ends led to is committed.
+    pub(super) fn note_end(&mut self, host: &HostName, exit: Exit, has_failed: bool) {
+        let Some(Ended { reason, .. }) = self.ends.pop_front() else { return };
         match (has_failed, exit) {
             (true, _) => {
                 error!(%host, "the agent failed: {reason}");
@@ -369,16 +290,13 @@ impl Driver {
         }
     }
 
-    fn follow(&mut self) {
-        let discovered = self.discovery.as_ref().and_then(Discovery::hosts);
-        self.timers.follow(now(), &self.launcher, &self.settings, discovered);
-        self.show();
-    }
-
-    /// Publishes the status.
-    fn show(&self) {
-        let (unix_ms, blacklist) = (unix_ms(), self.launcher.blacklist(&self.timers, now()));
-        let hosts = self.launcher.hosts().map(|(host, record)| {
+    /// Notes and publishes what was committed.
+    pub(super) fn show(&mut self, machine: &LaunchMachine) {
+        let launcher = machine.launcher();
+        self.record.clone_from(launcher.record());
+        self.timers.clone_from(machine.timers());
+        let (unix_ms, blacklist) = (unix_ms(), launcher.blacklist(&self.timers, now()));
+        let hosts = launcher.hosts().map(|(host, record)| {
             let entry = blacklist.iter().find(|entry| entry.host == *host);
             HostStatus {
                 host: host.to_string(),
@@ -386,7 +304,7 @@ impl Driver {
                 blacklisted_until_unix_ms: entry.map(|entry| unix_ms + entry.left_ms),
             }
         });
-        let record = self.launcher.record();
+        let record = &self.record;
         self.shown.status.send_replace(LauncherStatus {
             launches: record.launches,
             resets: record.resets,
@@ -394,50 +312,10 @@ impl Driver {
             hosts: hosts.collect(),
         });
     }
-
-    fn context(&self) -> Context<'_> {
-        Context {
-            settings: &self.settings,
-            discovered: self.discovery.as_ref().and_then(Discovery::hosts),
-            timers: &self.timers,
-            now: now(),
-        }
-    }
-
-    /// Returns how long nothing is due without an event.
-    fn pause(&self) -> Duration {
-        let deadline = self.launcher.deadline(self.context());
-        let left = deadline.map(|at| Duration::from_millis(at.0.saturating_sub(now().0)));
-        left.unwrap_or(SLEEP_MAX).clamp(SLEEP_MIN, SLEEP_MAX)
-    }
 }
 
-async fn master_ended(coordinator: &mut Option<Coordinator>) -> Result<(), Failure> {
-    match coordinator {
-        Some(coordinator) => coordinator.master_ended().await,
-        None => std::future::pending().await,
-    }
-}
-
-fn now() -> Millis {
-    Millis(boot_time().as_millis() as u64)
-}
-
-fn log(fact: &Fact) {
-    match fact {
-        Fact::Failed { host, cooldown_ms } => {
-            warn!(%host, cooldown_ms, "the host is on the blacklist");
-        }
-        Fact::CooledDown { host } => info!(%host, "the host is not on the blacklist any more"),
-        Fact::Reset => info!("the set of agents changes"),
-        Fact::Settled => info!("all agents are started"),
-        Fact::Ended(Outcome::Succeeded) => info!("an agent has succeeded; waiting for the others"),
-        Fact::Ended(outcome) => warn!("stopping the job: {outcome}"),
-        // Logged with their actions.
-        Fact::Started { .. }
-        | Fact::StopRequested { .. }
-        | Fact::RestartPending { .. }
-        | Fact::Stopped { .. }
-        | Fact::Forgotten { .. } => {}
-    }
+/// Returns the input of an agent's end.
+pub(super) fn input_of(ended: &Ended) -> Input {
+    let Ended { host, launch, exit, .. } = ended;
+    Input::Exited { host: host.clone(), launch: *launch, exit: *exit, seed: random::seed() }
 }

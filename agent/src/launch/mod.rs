@@ -13,6 +13,7 @@ mod admin;
 mod agents;
 mod args;
 mod driver;
+mod host;
 pub(crate) mod leash;
 mod machine;
 mod poll;

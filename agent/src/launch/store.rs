@@ -28,19 +28,12 @@ pub(crate) struct Store {
     pub holder: String,
 }
 
-/// A period in which this launcher holds the lock.
-#[derive(Debug)]
-pub(crate) struct Term {
-    session: Session,
-    leadership: Leadership,
-}
-
 impl Store {
     /// Acquires the lock; waits for the end of the lease of a launcher that was killed.
     ///
     /// # Errors
     /// If another launcher keeps the lock, or etcd refuses the lease. [`CoordError::LeaseLost`]: try again.
-    pub async fn acquire(&self) -> Result<Term, Failure> {
+    pub async fn acquire(&self) -> Result<(Session, Leadership), Failure> {
         let value = serde_json::json!({ "holder": self.holder }).to_string().into_bytes();
         let key = self.keys.launch_lock();
         let session = Session::open_with_retry(&self.etcd, self.lease_ttl).await?;
@@ -52,7 +45,7 @@ impl Store {
                 return Err(CoordError::LeaseLost.into());
             }
             let held = match acquired? {
-                Ok(leadership) => return Ok(Term { session, leadership }),
+                Ok(leadership) => return Ok((session, leadership)),
                 Err(held) => String::from_utf8_lossy(&held.value).into_owned(),
             };
             if deadline <= Instant::now() {
@@ -87,22 +80,13 @@ impl Store {
         Ok(Launcher::from_records(record, hosts))
     }
 
-    /// Commits changes in one transaction.
-    ///
-    /// # Errors
-    /// Those of [`Leadership::commit`].
-    pub async fn commit(&self, term: &mut Term, changes: &[Change]) -> Result<(), CoordError> {
-        let ops: Vec<Op> = changes.iter().map(|change| self.op(change)).collect();
-        term.leadership.commit(&self.etcd, &ops).await.map(|_| ())
-    }
-
     /// Replaces the state of an earlier launch of the job, whose agents have all ended.
     ///
     /// # Errors
     /// Those of [`Leadership::commit`].
     pub async fn begin_again(
         &self,
-        term: &mut Term,
+        leadership: &mut Leadership,
         before: &Launcher,
     ) -> Result<Launcher, CoordError> {
         // The numbers of launches go on.
@@ -112,11 +96,12 @@ impl Store {
             Op::put(&self.keys.launch_state(), &record),
             Op::delete_prefix(&self.keys.launch_hosts_prefix()),
         ];
-        term.leadership.commit(&self.etcd, &ops).await?;
+        leadership.commit(&self.etcd, &ops).await?;
         Ok(Launcher::from_records(Some(record), []))
     }
 
-    fn op(&self, change: &Change) -> Op {
+    /// Returns the operation that makes a change.
+    pub fn op(&self, change: &Change) -> Op {
         match change {
             Change::Launcher(record) => Op::put(&self.keys.launch_state(), record),
             Change::Host { host, record } => {
@@ -127,17 +112,5 @@ impl Store {
                 }
             }
         }
-    }
-}
-
-impl Term {
-    /// Completes when the lease is lost.
-    pub async fn lost(&self) {
-        self.session.lost().await;
-    }
-
-    /// Releases the lock.
-    pub async fn end(self, etcd: &Etcd) {
-        self.session.close(etcd).await;
     }
 }
