@@ -25,7 +25,8 @@ pub trait Machine {
     /// Decides an input, and applies the facts.
     fn handle(&mut self, moment: Moment, input: Self::Input, decision: &mut Decision<Self>);
 
-    /// Changes what is not durable after the facts since the last call were committed: waits count from the commit.
+    /// Changes what is not durable after the facts since the last call were committed: waits count from the commit. The
+    /// effects are released before those that were decided with the facts.
     fn committed(&mut self, moment: Moment, effects: &mut Vec<Self::Effect>);
 
     /// Decides what the inputs so far and the time make due, and applies the facts. The driver calls this at the start
@@ -53,6 +54,10 @@ pub struct Moment {
 /// The facts and effects that were decided together.
 #[derive(Debug)]
 pub struct Decision<M: Machine + ?Sized> {
+    /// Facts that have no effect before the others are committed. They are committed first, in as many transactions as
+    /// needed.
+    pub ahead: Vec<M::Fact>,
+    /// Facts that are committed in one transaction.
     pub facts: Vec<M::Fact>,
     /// In the order in which they are released.
     pub effects: Vec<M::Effect>,
@@ -60,7 +65,7 @@ pub struct Decision<M: Machine + ?Sized> {
 
 impl<M: Machine + ?Sized> Default for Decision<M> {
     fn default() -> Self {
-        Self { facts: Vec::new(), effects: Vec::new() }
+        Self { ahead: Vec::new(), facts: Vec::new(), effects: Vec::new() }
     }
 }
 

@@ -37,7 +37,6 @@ use crate::elastic::polled::{Informed, Polled};
 use crate::elastic::service::Serving;
 use crate::elastic::{self, ElasticLoop};
 use crate::event_loop::EventLoop;
-use crate::event_loop::handle::End;
 use crate::failure_detector::FailureDetector;
 use crate::job::{self, Job, Opened, Request};
 use crate::rpc::service::Service;
@@ -444,12 +443,9 @@ impl MasterProcess<'_> {
         let polled = Polled { etcd, keys, handle, informed };
         self.elastic_job.send_replace(Serving::Job(Box::new(polled)));
         readiness.set_ready();
-        match event_loop.run(shutdown.drain()).await.map_err(after_acting)? {
-            elastic::End::Over(result) => {
-                info!(state = ?result.state, "the job is over");
-                self.elastic_job.send_replace(Serving::Over);
-            }
-            elastic::End::Left => {}
+        if let Some(result) = event_loop.run(shutdown.drain()).await.map_err(after_acting)? {
+            info!(state = ?result.state, "the job is over");
+            self.elastic_job.send_replace(Serving::Over);
         }
         Ok(())
     }
@@ -522,14 +518,14 @@ impl MasterProcess<'_> {
         tokio::select! {
             biased;
             ended = event_loop.run(shutdown.drain()) => match ended.map_err(after_acting)? {
-                End::Over(result) => {
+                Some(result) => {
                     info!(state = ?result.state, "the job is over");
                     if let Some(curves) = curves {
-                        curves.finish(*result).await;
+                        curves.finish(result).await;
                     }
                     Ok(())
                 }
-                End::Left => Ok(()),
+                None => Ok(()),
             },
             () = table_watch.run() => Err(Failure::internal("the watch of the tables ended")),
             () = follower => Err(Failure::internal("the follower of the stream ended")),

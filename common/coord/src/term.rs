@@ -11,7 +11,7 @@ use steadfast_common::machine::{Decision, Machine, Moment};
 use steadfast_host::time::unix_ms;
 use tokio::sync::mpsc;
 
-use crate::{CoordError, Etcd, Leadership, Op, Transaction, now};
+use crate::{CoordError, Etcd, Leadership, OPS_MAX, Op, Transaction, now};
 
 #[cfg(test)]
 mod tests;
@@ -185,12 +185,16 @@ impl<M: Machine, C: Commit> Term<M, C> {
         host: &mut H,
         work: Work<M>,
     ) -> Result<(), H::Error> {
-        let Work { decision: Decision { mut effects, .. }, transaction } = work;
+        let Work { decision: Decision { effects: decided, .. }, ahead, transaction } = work;
+        let mut effects = Vec::new();
+        for ops in ahead.into_ops().chunks(OPS_MAX) {
+            self.revision = self.committer.commit(ops).await?;
+        }
         if !transaction.is_empty() {
             self.revision = self.committer.commit(&transaction.into_ops()).await?;
             self.machine.committed(self.moment(), &mut effects);
         }
-        for effect in effects {
+        for effect in effects.into_iter().chain(decided) {
             let input = host.perform(&self.machine, effect).await?;
             self.first.extend(input);
         }
@@ -209,19 +213,25 @@ pub fn moment(revision: i64) -> Moment {
 
 /// What is decided and not committed.
 struct Work<M: Machine> {
-    /// Its facts are in the transaction.
+    /// Its facts are in the transactions.
     decision: Decision<M>,
+    /// May be larger than one transaction.
+    ahead: Transaction,
     transaction: Transaction,
 }
 
 impl<M: Machine> Default for Work<M> {
     fn default() -> Self {
-        Self { decision: Decision::default(), transaction: Transaction::default() }
+        let (ahead, transaction) = (Transaction::default(), Transaction::default());
+        Self { decision: Decision::default(), ahead, transaction }
     }
 }
 
 impl<M: Machine> Work<M> {
     fn write<H: Host<Machine = M>>(&mut self, host: &H) {
+        for fact in self.decision.ahead.drain(..) {
+            host.write(&fact, &mut self.ahead);
+        }
         for fact in self.decision.facts.drain(..) {
             host.write(&fact, &mut self.transaction);
         }

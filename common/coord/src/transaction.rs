@@ -26,16 +26,8 @@ impl Transaction {
 
     /// Deletes all keys that begin with `prefix`; earlier changes of such keys are void.
     pub fn delete_all(&mut self, prefix: &str) {
-        self.split_off(prefix);
+        self.ops.retain(|key, _| !key.starts_with(prefix));
         self.add(Op::delete_prefix(prefix));
-    }
-
-    /// Removes and returns the changes of keys that begin with `prefix`.
-    pub fn split_off(&mut self, prefix: &str) -> Vec<Op> {
-        let all = std::mem::take(&mut self.ops).into_iter();
-        let (split, kept) = all.partition(|(key, _)| key.starts_with(prefix));
-        self.ops = kept;
-        BTreeMap::into_values(split).collect()
     }
 
     /// Returns whether facts of this size fit in beside the others.

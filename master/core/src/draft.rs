@@ -1,4 +1,4 @@
-//! Decisions of one transaction: a copy of the state with uncommitted facts on top.
+//! Decisions that apply their facts to the state, and keep them to be committed.
 
 use steadfast_common::ids::{Attempt, TaskId, TrainerId};
 use steadfast_common::records::ReplyRecord;
@@ -6,26 +6,21 @@ use steadfast_common::records::ReplyRecord;
 use crate::job_state::{Fact, JobState};
 use crate::ledger::{Attribution, Limits, Next, QueueFact, Request, TaskReply, Wants};
 
-/// A copy of the state with the facts of one transaction on top.
-#[derive(Clone, Debug)]
-pub struct Draft {
-    state: JobState,
+/// A state with the facts that were applied to it and are not committed.
+#[derive(Debug)]
+pub struct Draft<'a> {
+    state: &'a mut JobState,
     facts: Vec<Fact>,
 }
 
-impl Draft {
+impl<'a> Draft<'a> {
     /// Returns a draft without facts.
-    pub fn of(state: &JobState) -> Self {
-        Self { state: state.clone(), facts: Vec::new() }
+    pub fn of(state: &'a mut JobState) -> Self {
+        Self { state, facts: Vec::new() }
     }
 
     /// Returns the state after the facts.
     pub fn state(&self) -> &JobState {
-        &self.state
-    }
-
-    /// Returns the state after the facts, which are committed.
-    pub fn into_state(self) -> JobState {
         self.state
     }
 

@@ -22,7 +22,7 @@ use steadfast_common::elastic::ElasticSpec;
 use steadfast_common::keys::Keys;
 use steadfast_common::records::ResultRecord;
 use steadfast_common::status::MasterStatus;
-use steadfast_coord::term::{self, Committer, Term, moment};
+use steadfast_coord::term::{Committer, End, Term, moment};
 use steadfast_coord::{CoordError, Etcd, Leadership};
 use steadfast_master_core::rendezvous::{Settings, Timers};
 use steadfast_process::Failure;
@@ -33,14 +33,6 @@ use self::host::ElasticHost;
 use self::machine::ElasticJob;
 use self::status::Timeline;
 pub use self::stored::stored_elastic_status;
-
-/// How an elastic job's term ended.
-#[derive(Debug)]
-pub(crate) enum End {
-    Over(Arc<ResultRecord>),
-    /// The process shuts down.
-    Left,
-}
 
 /// The event loop and the state that it owns.
 pub(crate) struct ElasticLoop {
@@ -81,18 +73,21 @@ impl ElasticLoop {
         Ok((Self { term, host }, handle))
     }
 
-    /// Acts until the job is over or `leave` completes.
+    /// Acts until the job is over or `leave` completes; returns the result if the job is over.
     ///
     /// # Errors
     /// When the term is lost, or etcd is unreachable for too long.
-    pub async fn run(mut self, leave: impl Future<Output = ()>) -> Result<End, CoordError> {
-        let job = match self.term.run(&mut self.host, leave).await? {
-            term::End::Over(job) => job,
-            term::End::Left(_) => return Ok(End::Left),
-        };
-        self.host.show(&job);
-        // The term is over when there is a result.
-        Ok(job.state.result().cloned().map_or(End::Left, End::Over))
+    pub async fn run(
+        mut self,
+        leave: impl Future<Output = ()>,
+    ) -> Result<Option<Arc<ResultRecord>>, CoordError> {
+        match self.term.run(&mut self.host, leave).await? {
+            End::Over(job) => {
+                self.host.show(&job);
+                Ok(job.state.result().cloned())
+            }
+            End::Left(_) => Ok(None),
+        }
     }
 }
 

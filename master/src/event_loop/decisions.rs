@@ -2,158 +2,137 @@
 
 use steadfast_common::given_up::{Discarded, DiscardedTask, GivenUpRecord, LISTED_MAX};
 use steadfast_common::ids::{Generation, TaskId, TrainerId};
+use steadfast_common::machine::Moment;
 use steadfast_common::records::{CheckpointRecord, DispatchRecord, JobOutcome, ResultRecord};
 use steadfast_common::spec::Mode;
 use steadfast_common::status::TimeBreakdown;
-use steadfast_coord::now;
-use steadfast_host::time::unix_ms;
 use steadfast_master_core::election::{self, InitReply};
 use steadfast_master_core::job_state::{Fact, JobState};
 use steadfast_master_core::ledger::{Next, Request, TaskReply};
 use steadfast_master_core::sync_tasks::Failure;
 use tracing::{error, info, warn};
 
-use crate::event_loop::EventLoop;
-use crate::event_loop::batch::Batch;
+use crate::event_loop::effects::{Answer, Effect};
 use crate::event_loop::handle::{ControlError, Event, GivenUp, Rollback, TaskDone};
+use crate::event_loop::machine::TrainingJob;
 
-impl EventLoop {
-    pub(crate) fn decide(&self, event: Event, batch: &mut Batch) {
-        match event {
+type Decision = steadfast_common::machine::Decision<TrainingJob>;
+
+impl TrainingJob {
+    /// Decides a request.
+    pub(crate) fn decide(&mut self, moment: Moment, event: Event, decision: &mut Decision) {
+        let answer = match event {
             Event::NextTask { generation, request, done, time_breakdown, reply } => {
-                self.note_time_breakdown(batch, request.trainer, time_breakdown);
-                let answer = self.next_task(batch, generation, &request, done);
-                batch.reply(reply, answer);
+                self.note_time_breakdown(request.trainer, time_breakdown);
+                let answer = self.next_task(moment, generation, &request, done, decision);
+                Answer::Task(reply, answer)
             }
             Event::FailTask { generation, failure, reply } => {
-                let answer = self.fail_task(batch, generation, &failure);
+                let answer = self.fail_task(moment, generation, &failure, decision);
                 let is_training = !self.is_held_out(failure.task);
-                batch.after(move |state| {
-                    let _ = reply.send(answer.map(|answer| match answer {
-                        GivenUp::No if is_training => state.move_lane(&failure),
-                        GivenUp::Yes | GivenUp::Elsewhere | GivenUp::No => answer,
-                    }));
+                let answer = answer.map(|answer| match answer {
+                    GivenUp::No if is_training => self.live.move_lane(&failure),
+                    GivenUp::Yes | GivenUp::Elsewhere | GivenUp::No => answer,
                 });
+                Answer::GivenUp(reply, answer)
             }
             Event::BeginInit { generation, trainer, reply } => {
-                let answer = self.begin_init(batch, generation, trainer);
-                batch.reply(reply, answer);
+                Answer::Init(reply, self.begin_init(generation, trainer, decision))
             }
             Event::FinishInit { generation, trainer, attempt, reply } => {
-                let answer = self.finish_init(batch, generation, trainer, attempt);
-                batch.reply(reply, answer);
+                Answer::Done(reply, self.finish_init(generation, trainer, attempt, decision))
             }
             Event::Position { generation, trainer, position, time_breakdown } => {
-                self.note_time_breakdown(batch, trainer, time_breakdown);
+                self.note_time_breakdown(trainer, time_breakdown);
                 if self.check_caller(generation, trainer).is_ok() {
-                    batch.after(move |live| live.note_position(position));
+                    self.live.note_position(moment, position);
                 }
+                return;
             }
             Event::Evaluated { generation, trainer, evaluation, reply } => {
                 let answer = self.check_caller(generation, trainer);
                 if answer.is_ok() {
-                    batch.add(Fact::Evaluation(Some(evaluation)));
+                    self.add(Fact::Evaluation(Some(evaluation)), decision);
                 }
-                batch.reply(reply, answer);
+                Answer::Done(reply, answer)
             }
             Event::BeginSave { generation, trainer, report, reply } => {
-                match self.check_caller(generation, trainer) {
-                    Ok(()) => {
-                        let trainers = self.live_trainers();
-                        batch.after(move |live| {
-                            let _ = reply.send(Ok(live.begin_save(trainer, report, &trainers)));
-                        });
-                    }
-                    Err(error) => batch.reply(reply, Err(error)),
-                }
+                let answer = self.check_caller(generation, trainer).map(|()| {
+                    let trainers = self.members.live_trainers.clone();
+                    self.live.begin_save(moment, trainer, report, &trainers)
+                });
+                Answer::Save(reply, answer)
             }
             Event::GivenUp { reply } => {
-                let given_up = self.all_discarded(batch.state()).collect();
-                batch.reply(reply, Ok(given_up));
+                Answer::Discarded(reply, self.all_discarded(&self.state).collect())
             }
             Event::FinishSave { generation, result, reply } => {
-                let answer = self.finish_save(batch, generation, *result);
-                batch.reply(reply, answer);
+                Answer::Done(reply, self.finish_save(generation, *result, decision))
             }
             Event::Queues { reply } => {
                 let queues = match self.job.record.spec.mode {
                     Mode::Sync => None,
-                    Mode::Async => Some(batch.state().ledger.snapshot()),
+                    Mode::Async => Some(self.state.ledger.snapshot()),
                 };
-                batch.reply(reply, Ok(queues));
+                Answer::Queues(reply, queues)
             }
             Event::CommitCheckpoint { id, record, reply } => {
-                let answer = self.commit_checkpoint(batch, id, record);
-                batch.reply(reply, answer);
+                Answer::Done(reply, self.commit_checkpoint(id, record, decision))
             }
             Event::DeleteManifests { ids, reply } => {
-                let deleted = delete_manifests(batch, ids);
-                batch.reply(reply, Ok(deleted));
+                Answer::Deleted(reply, self.delete_manifests(ids, decision))
             }
             Event::Damaged { generation, checkpoint, reason, reply } => {
-                let answer = self.note_damage(batch, generation, checkpoint, reason);
-                batch.reply(reply, answer);
+                Answer::Done(reply, self.note_damage(generation, checkpoint, reason))
             }
             Event::Inconsistent { generation, reason, reply } => {
-                let answer = self.note_inconsistency(batch, generation, reason);
-                batch.reply(reply, answer);
+                Answer::Done(reply, self.note_inconsistency(generation, reason))
             }
             Event::Diverged { generation, reason, reply } => {
-                let answer = self.diverged(batch, generation, reason);
-                batch.reply(reply, answer);
+                let answer = self.check_generation(generation);
+                if answer.is_ok() {
+                    self.fail_job(moment, reason, decision);
+                }
+                Answer::Done(reply, answer)
             }
             Event::AddPass { pass, record, reply } => {
-                let added = batch.state().stream.add(pass, *record);
+                let added = self.state.stream.add(pass, *record);
                 let answer = added.map_err(ControlError::from).map(|facts| {
-                    facts.into_iter().for_each(|fact| batch.add(fact));
-                    batch.state().stream.record.clone()
+                    facts.into_iter().for_each(|fact| self.add(fact, decision));
+                    self.state.stream.record.clone()
                 });
-                batch.reply(reply, answer);
+                Answer::Stream(reply, answer)
             }
             Event::EndStream { left_out, reply } => {
-                if let Some(fact) = batch.state().stream.end(left_out) {
+                if let Some(fact) = self.state.stream.end(left_out) {
                     info!("the stream ends");
-                    batch.add(fact);
+                    self.add(fact, decision);
                 }
-                let record = batch.state().stream.record.clone();
-                batch.reply(reply, Ok(record));
+                Answer::Stream(reply, Ok(self.state.stream.record.clone()))
             }
             Event::ForgetPasses { to, forgotten, reply } => {
-                let facts = batch.state().stream.forget(to, forgotten);
-                facts.into_iter().for_each(|fact| batch.add(fact));
-                let record = batch.state().stream.record.clone();
-                batch.reply(reply, Ok(record));
+                let facts = self.state.stream.forget(to, forgotten);
+                facts.into_iter().for_each(|fact| self.add(fact, decision));
+                Answer::Stream(reply, Ok(self.state.stream.record.clone()))
             }
-            Event::RollBack { reply, .. } if batch.state().result.is_some() => {
-                batch.reply(reply, Err(ControlError::Over));
+            Event::RollBack { reply, .. } if self.state.result.is_some() => {
+                Answer::Generation(reply, Err(ControlError::Over))
             }
-            Event::RollBack { checkpoint, force, reply } => {
-                batch.after(move |live| match live.rollback {
-                    Some(Rollback::Wanted { .. }) => drop(reply.send(Err(ControlError::Busy))),
-                    Some(Rollback::Damaged { .. } | Rollback::Inconsistent { .. }) | None => {
-                        live.rollback = Some(Rollback::Wanted { checkpoint, force, reply });
-                    }
-                })
-            }
-        }
-    }
-
-    fn diverged(
-        &self,
-        batch: &mut Batch,
-        generation: Generation,
-        reason: String,
-    ) -> Result<(), ControlError> {
-        self.check_generation(generation)?;
-        self.fail_job(batch, reason);
-        Ok(())
+            Event::RollBack { checkpoint, force, reply } => match self.live.rollback {
+                Some(Rollback::Wanted { .. }) => Answer::Generation(reply, Err(ControlError::Busy)),
+                Some(Rollback::Damaged { .. } | Rollback::Inconsistent { .. }) | None => {
+                    self.live.rollback = Some(Rollback::Wanted { checkpoint, force, reply });
+                    return;
+                }
+            },
+        };
+        decision.effects.push(Effect::Answer(answer));
     }
 
     /// Requests a rollback after the report that the checkpoint from which the present generation began is damaged. The
     /// report is trusted, since its sender compared the hash. Reports on other checkpoints are ignored.
     fn note_damage(
-        &self,
-        batch: &mut Batch,
+        &mut self,
         generation: Generation,
         checkpoint: String,
         reason: String,
@@ -161,33 +140,23 @@ impl EventLoop {
         self.check_generation(generation)?;
         let record = self.state.generation.as_ref();
         let is_present = record.and_then(|it| it.checkpoint.as_ref()) == Some(&checkpoint);
-        if is_present {
-            batch.after(move |live| {
-                if live.rollback.is_none() {
-                    error!(
-                        checkpoint,
-                        reason, "checkpoint is damaged; rolling back to the one before it"
-                    );
-                    live.rollback = Some(Rollback::Damaged { checkpoint, reason });
-                }
-            });
+        if is_present && self.live.rollback.is_none() {
+            error!(checkpoint, reason, "checkpoint is damaged; rolling back to the one before it");
+            self.live.rollback = Some(Rollback::Damaged { checkpoint, reason });
         }
         Ok(())
     }
 
     fn note_inconsistency(
-        &self,
-        batch: &mut Batch,
+        &mut self,
         generation: Generation,
         reason: String,
     ) -> Result<(), ControlError> {
         self.check_generation(generation)?;
-        batch.after(move |live| {
-            if live.rollback.is_none() {
-                error!(reason, "rolling the job back to its latest checkpoint");
-                live.rollback = Some(Rollback::Inconsistent { reason });
-            }
-        });
+        if self.live.rollback.is_none() {
+            error!(reason, "rolling the job back to its latest checkpoint");
+            self.live.rollback = Some(Rollback::Inconsistent { reason });
+        }
         Ok(())
     }
 
@@ -202,11 +171,11 @@ impl EventLoop {
     }
 
     fn check_live(&self, trainer: TrainerId) -> Result<(), ControlError> {
-        let is_live = {
-            let key = self.committer.keys.trainer(trainer);
-            self.members.trainers.view().entries.contains_key(&key)
-        };
-        if is_live { Ok(()) } else { Err(ControlError::UnknownTrainer(trainer)) }
+        if self.members.live_trainers.contains(&trainer) {
+            Ok(())
+        } else {
+            Err(ControlError::UnknownTrainer(trainer))
+        }
     }
 
     fn check_caller(&self, found: Generation, trainer: TrainerId) -> Result<(), ControlError> {
@@ -215,24 +184,23 @@ impl EventLoop {
     }
 
     fn next_task(
-        &self,
-        batch: &mut Batch,
+        &mut self,
+        moment: Moment,
         generation: Generation,
         request: &Request,
         done: Option<TaskDone>,
+        decision: &mut Decision,
     ) -> Result<TaskReply, ControlError> {
         self.check_caller(generation, request.trainer)?;
-        let (pass, facts) = (batch.state().ledger.head().pass, batch.facts);
-        let late = self.live.deadlines.late(now());
-        let answer = batch.decide(|draft| draft.next_task(request, &late, &self.limits));
-        let is_repeat = batch.facts == facts;
+        let (pass, facts) = (self.state.ledger.head().pass, decision.facts.len());
+        let late = self.live.deadlines.late(moment.now);
+        let answer = self.draft(decision, |draft, limits| draft.next_task(request, &late, limits));
+        let is_repeat = decision.facts.len() == facts;
         if let Some(report) = request.report.clone().filter(|_| answer.accepted && !is_repeat) {
-            batch.after(move |live| {
-                live.note_report(pass, report);
-                if let Some(done) = done {
-                    live.note_done(done);
-                }
-            });
+            self.live.note_report(pass, report);
+            if let Some(done) = done {
+                self.live.note_done(moment, done);
+            }
         }
         if let Next::Task(DispatchRecord { task, attempt, .. }) = answer.next
             && !is_repeat
@@ -240,45 +208,46 @@ impl EventLoop {
         {
             info!(%task, %attempt, trainer = %request.trainer, "a late task is computed here too");
         }
-        if batch.state().ledger.head().pass != pass {
+        if self.state.ledger.head().pass != pass {
             info!(pass = pass.0, "pass completed");
         }
         if let Next::AllFailed { pass } = answer.next {
-            self.fail_job(batch, format!("every task of pass {} was given up", pass.0 + 1));
+            let reason = format!("every task of pass {} was given up", pass.0 + 1);
+            self.fail_job(moment, reason, decision);
             return Err(ControlError::AllFailed { pass });
         }
         Ok(answer)
     }
 
-    /// Records a failure. The lane of a task that is not given up moves after the commit.
+    /// Records a failure.
     fn fail_task(
-        &self,
-        batch: &mut Batch,
+        &mut self,
+        moment: Moment,
         generation: Generation,
         failure: &Failure,
+        decision: &mut Decision,
     ) -> Result<GivenUp, ControlError> {
         self.check_caller(generation, failure.trainer)?;
         let (pass, task, reason) = (failure.pass, failure.task, &failure.reason);
         if self.is_held_out(task) {
-            return Ok(self.fail_held_out(batch, failure));
+            return Ok(self.fail_held_out(failure, decision));
         }
         let spec = &self.job.record.spec;
-        let exists = match spec.dataset.follow {
-            true => batch.state().stream.pass(pass).is_some_and(|it| task.0 < it.tasks),
+        let (mode, follows) = (spec.mode, spec.dataset.follow);
+        let exists = match follows {
+            true => self.state.stream.pass(pass).is_some_and(|it| task.0 < it.tasks),
             false => !self.job.manifest.chunks_of(task).is_empty(),
         };
-        if spec.mode == Mode::Async || !exists {
+        if mode == Mode::Async || !exists {
             return Err(ControlError::NoSuchTask);
         }
-        let fact = batch.state().sync_tasks.fail(failure, &self.limits);
-        fact.into_iter().for_each(|fact| batch.add(Fact::Failure(fact)));
-        let given_up = batch.state().sync_tasks.given_up_in(pass);
+        let fact = self.state.sync_tasks.fail(failure, &self.limits);
+        fact.into_iter().for_each(|fact| self.add(Fact::Failure(fact), decision));
+        let given_up = self.state.sync_tasks.given_up_in(pass);
         // One bad file may be a whole pass of a stream.
-        if given_up.len() == self.job.tasks as usize && !spec.dataset.follow {
-            self.fail_job(
-                batch,
-                format!("every task of pass {} was given up: {reason}", pass.0 + 1),
-            );
+        if given_up.len() == self.job.tasks as usize && !follows {
+            let reason = format!("every task of pass {} was given up: {reason}", pass.0 + 1);
+            self.fail_job(moment, reason, decision);
             return Err(ControlError::AllFailed { pass });
         }
         if given_up.contains(&task) {
@@ -292,30 +261,25 @@ impl EventLoop {
         self.job.manifest.held_out.binary_search(&task).is_ok()
     }
 
-    fn fail_held_out(&self, batch: &mut Batch, failure: &Failure) -> GivenUp {
+    fn fail_held_out(&mut self, failure: &Failure, decision: &mut Decision) -> GivenUp {
         let task = failure.task;
-        if batch.state().held_out.records().contains_key(&task) {
+        if self.state.held_out.records().contains_key(&task) {
             return GivenUp::Yes;
         }
         let record = self.live.held_out.fail(failure, &self.limits);
-        let (failure, is_given_up) = (failure.clone(), record.is_some());
-        batch.after(move |live| {
-            live.held_out.evolve(&failure);
-            if is_given_up {
-                live.held_out.forget(task);
-            }
-        });
+        self.live.held_out.evolve(failure);
         let Some(record) = record else {
-            let is_alone = self.live_trainers().len() < 2;
+            let is_alone = self.members.live_trainers.len() < 2;
             return if is_alone { GivenUp::No } else { GivenUp::Elsewhere };
         };
+        self.live.held_out.forget(task);
         warn!(%task, record.reason, "held-out task given up");
-        batch.add(Fact::HeldOutGivenUp { task, record });
+        self.add(Fact::HeldOutGivenUp { task, record }, decision);
         GivenUp::Yes
     }
 
-    pub(crate) fn fail_job(&self, batch: &mut Batch, reason: String) {
-        let state = batch.state();
+    pub(crate) fn fail_job(&mut self, moment: Moment, reason: String, decision: &mut Decision) {
+        let state = &self.state;
         if state.result.is_some() {
             return;
         }
@@ -334,9 +298,9 @@ impl EventLoop {
             checkpoint: self.state.checkpoint.clone(),
             discarded: self.discarded(state),
             left_out: state.stream.record.left_out.clone(),
-            ended_unix_ms: Some(unix_ms()),
+            ended_unix_ms: Some(moment.unix_ms),
         };
-        batch.add(Fact::Result(Box::new(result)));
+        self.add(Fact::Result(Box::new(result)), decision);
     }
 
     /// Returns the number of records trained on so far.
@@ -362,10 +326,10 @@ impl EventLoop {
     }
 
     fn begin_init(
-        &self,
-        batch: &mut Batch,
+        &mut self,
         generation: Generation,
         trainer: TrainerId,
+        decision: &mut Decision,
     ) -> Result<InitReply, ControlError> {
         self.check_caller(generation, trainer)?;
         let from_checkpoint =
@@ -373,63 +337,58 @@ impl EventLoop {
         if from_checkpoint {
             return Ok(InitReply::Done);
         }
-        let stored = batch.state().init.as_ref();
-        let decision = election::elect(stored, generation, trainer, &self.live_trainers());
-        if let InitReply::Elected { record } = &decision
+        let stored = self.state.init.as_ref();
+        let reply = election::elect(stored, generation, trainer, &self.members.live_trainers);
+        if let InitReply::Elected { record } = &reply
             && stored != Some(record)
         {
             info!(%trainer, attempt = record.attempt, "initializer elected");
-            batch.add(Fact::Init(record.clone()));
+            self.add(Fact::Init(record.clone()), decision);
         }
-        Ok(decision)
+        Ok(reply)
     }
 
     fn finish_init(
-        &self,
-        batch: &mut Batch,
+        &mut self,
         generation: Generation,
         trainer: TrainerId,
         attempt: u64,
+        decision: &mut Decision,
     ) -> Result<(), ControlError> {
         self.check_generation(generation)?;
-        let record = election::finish(batch.state().init.as_ref(), generation, trainer, attempt)
+        let record = election::finish(self.state.init.as_ref(), generation, trainer, attempt)
             .ok_or(ControlError::NotElected)?;
         info!(%trainer, attempt, "parameters initialized");
-        batch.add(Fact::Init(record));
+        self.add(Fact::Init(record), decision);
         Ok(())
     }
 
-    fn note_time_breakdown(
-        &self,
-        batch: &mut Batch,
-        trainer: TrainerId,
-        time_breakdown: Option<TimeBreakdown>,
-    ) {
+    fn note_time_breakdown(&mut self, trainer: TrainerId, time_breakdown: Option<TimeBreakdown>) {
         if let Some(time_breakdown) = time_breakdown.filter(|_| self.check_live(trainer).is_ok()) {
-            batch.after(move |live| live.time_breakdowns.note(trainer, time_breakdown));
+            self.live.time_breakdowns.note(trainer, time_breakdown);
         }
     }
 
     fn finish_save(
-        &self,
-        batch: &mut Batch,
+        &mut self,
         generation: Generation,
         mut result: ResultRecord,
+        decision: &mut Decision,
     ) -> Result<(), ControlError> {
         self.check_generation(generation)?;
-        // Another event of this batch may have ended the job.
-        if batch.state().result.is_some() {
+        // Another event of this transaction may have ended the job.
+        if self.state.result.is_some() {
             return Err(ControlError::Over);
         }
         let list = result.discarded.list.take();
-        result.discarded = Discarded { list, ..self.discarded(batch.state()) };
-        let stream = &batch.state().stream.record;
+        result.discarded = Discarded { list, ..self.discarded(&self.state) };
+        let stream = &self.state.stream.record;
         if let Some(passes) = self.job.record.spec.passes.or(stream.end.map(|end| end.0)) {
             result.passes = passes;
         }
         result.left_out.clone_from(&stream.left_out);
         info!(sha256 = result.parameters_sha256, "the job is finished");
-        batch.add(Fact::Result(Box::new(result)));
+        self.add(Fact::Result(Box::new(result)), decision);
         Ok(())
     }
 
@@ -439,21 +398,21 @@ impl EventLoop {
     /// after its shard was saved does not matter: the shard is in the store, and belongs to the same
     /// generation and version as the others.
     fn commit_checkpoint(
-        &self,
-        batch: &mut Batch,
+        &mut self,
         id: String,
         record: Box<CheckpointRecord>,
+        decision: &mut Decision,
     ) -> Result<(), ControlError> {
         self.check_generation(record.generation)?;
         // A shard may have left the pass of a task that was given up since. It would not receive what is
         // recomputed after a rollback.
-        if record.queue.as_ref().is_some_and(|queue| batch.state().ledger.gave_up_since(queue)) {
+        if record.queue.as_ref().is_some_and(|queue| self.state.ledger.gave_up_since(queue)) {
             return Err(ControlError::QueuesMoved);
         }
         let position = record.position;
-        batch.add(Fact::Manifest { id: id.clone(), record: Some(record) });
-        batch.add(Fact::Latest(Some(id)));
-        batch.after(move |live| live.note_checkpoint(position));
+        self.add(Fact::Manifest { id: id.clone(), record: Some(record) }, decision);
+        self.add(Fact::Latest(Some(id)), decision);
+        self.live.note_checkpoint(position);
         Ok(())
     }
 
@@ -488,17 +447,17 @@ impl EventLoop {
             records: self.job.manifest.records_named(task),
         }
     }
-}
 
-/// Deletes manifests; returns their ids.
-fn delete_manifests(batch: &mut Batch, mut ids: Vec<String>) -> Vec<String> {
-    // The job may have been rolled back to one of them since they were selected.
-    let state = batch.state();
-    let began_from = state.generation.as_ref().and_then(|it| it.checkpoint.as_ref());
-    let in_use = [state.checkpoint.as_ref(), began_from];
-    ids.retain(|id| !in_use.contains(&Some(id)));
-    for id in &ids {
-        batch.add(Fact::Manifest { id: id.clone(), record: None });
+    /// Deletes manifests; returns their ids.
+    fn delete_manifests(&mut self, mut ids: Vec<String>, decision: &mut Decision) -> Vec<String> {
+        // The job may have been rolled back to one of them since they were selected.
+        let state = &self.state;
+        let began_from = state.generation.as_ref().and_then(|it| it.checkpoint.as_ref());
+        let in_use = [state.checkpoint.as_ref(), began_from];
+        ids.retain(|id| !in_use.contains(&Some(id)));
+        for id in &ids {
+            self.add(Fact::Manifest { id: id.clone(), record: None }, decision);
+        }
+        ids
     }
-    ids
 }

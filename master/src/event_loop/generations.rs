@@ -1,20 +1,24 @@
 //! Begins generations: selects the checkpoint and the pserver set, and resets the task queues.
 
-use steadfast_common::ids::{Generation, Incarnation, Slot};
+use std::collections::VecDeque;
+
+use steadfast_common::ids::{Generation, Incarnation, Slot, TaskId};
+use steadfast_common::machine::Moment;
 use steadfast_common::placement::PlacementRecord;
 use steadfast_common::records::{
     CheckpointRecord, GenerationRecord, QueueSnapshot, ROLLED_BACK_TO,
 };
 use steadfast_common::spec::{LostPserver, Mode};
-use steadfast_coord::{CoordError, OPS_MAX, Op};
+use steadfast_coord::OPS_MAX;
 use steadfast_master_core::job_state::Fact;
+use steadfast_master_core::ledger::QueueFact;
 use steadfast_master_core::restore_point::{Candidate, RestorePoint, choose};
 use steadfast_master_core::saver::Saver;
 use tracing::{error, info, warn};
 
-use crate::event_loop::batch::Batch;
-use crate::event_loop::handle::{ControlError, Rollback};
-use crate::event_loop::{CHANGES_OF_ONE, EventLoop};
+use crate::event_loop::effects::{Answer, Effect};
+use crate::event_loop::handle::{ControlError, Reply, Rollback};
+use crate::event_loop::machine::{CHANGES_OF_ONE, Progress, TrainingJob};
 
 /// Manifests invalidated in one transaction.
 const INVALIDATED_AT_ONCE: usize = 32;
@@ -22,6 +26,8 @@ const INVALIDATED_AT_ONCE: usize = 32;
 /// Manifests invalidated in the transaction that begins a generation after a requested rollback; fewer, as manifests
 /// may be large.
 const INVALIDATED_WITH_GENERATION: usize = 8;
+
+type Decision = steadfast_common::machine::Decision<TrainingJob>;
 
 /// Where a generation begins.
 #[derive(Clone, Copy, Debug)]
@@ -34,17 +40,64 @@ pub(crate) enum Start<'a> {
     Chosen { id: &'a str, manifests: &'a [Fact] },
 }
 
-impl EventLoop {
+/// What a generation needs of etcd beside the state.
+#[derive(Clone, Debug)]
+pub(crate) struct Stored {
+    /// All manifests by id.
+    pub manifests: Vec<Candidate>,
+    /// Tasks of the next round: a master that died during a rollback may have left keys of another checkpoint's queues.
+    pub stale: Vec<TaskId>,
+}
+
+impl Stored {
+    /// Returns a manifest that can be read, unless it is invalid for this reason already.
+    fn still_valid(&mut self, id: &str, reason: &str) -> Option<&mut CheckpointRecord> {
+        let manifest = self.manifests.iter_mut().find(|it| it.id == id)?.record.as_mut().ok()?;
+        Some(manifest).filter(|it| it.invalidated.as_deref() != Some(reason))
+    }
+}
+
+/// The end of a rollback that a user requested: the rest of the manifests are invalidated, then the user is answered.
+#[derive(Debug)]
+pub(crate) struct RolledBack {
+    later: VecDeque<Fact>,
+    reply: Reply<Generation>,
+}
+
+impl TrainingJob {
+    /// Returns what was read from etcd; asks for it if nothing was.
+    pub(crate) fn stored(&mut self, decision: &mut Decision) -> Option<Stored> {
+        if self.stored.is_none() {
+            let is_rewound =
+                self.job.record.spec.mode == Mode::Async && self.state.generation.is_some();
+            let round = is_rewound.then(|| self.state.ledger.head().round + 1);
+            decision.effects.push(Effect::Read { round });
+        }
+        self.stored.take()
+    }
+
     /// Begins a generation from the latest valid checkpoint (or the chosen one), or from the start if
     /// there is none. A slot may have lost its holder since `pserver_set` was read: the next change of the
     /// slots' keys then begins another generation, and until then no process serves the slot.
-    pub(crate) async fn begin_generation(
+    ///
+    /// If slots keep their memory, the tasks are taken back before, in as many transactions as needed. Then the caller
+    /// calls this again after each.
+    pub(crate) fn begin_generation(
         &mut self,
+        moment: Moment,
+        stored: Stored,
         pserver_set: &[Incarnation],
         reason: String,
         from: Start<'_>,
-    ) -> Result<(), CoordError> {
-        let point = self.restore_point(from).await?;
+        decision: &mut Decision,
+    ) -> Begun {
+        let point = self.restore_point(&stored, from);
+        let kept = self.kept(pserver_set, &point, from);
+        let is_async = self.job.record.spec.mode == Mode::Async;
+        if is_async && !kept.is_empty() && self.recall(decision) == Progress::Decided {
+            self.stored = Some(stored);
+            return Begun::NotYet;
+        }
         for (id, reason) in &point.skipped {
             error!(checkpoint = id, reason, "checkpoint skipped");
         }
@@ -54,19 +107,18 @@ impl EventLoop {
             slots: pserver_set.to_vec(),
             placement: PlacementRecord::LargestFirst { slots: pserver_set.len() as u32 },
             checkpoint: point.checkpoint.as_ref().map(|(id, _)| id.clone()),
-            kept: self.kept(pserver_set, &point, from),
+            kept,
             reason,
         };
         let start = point.checkpoint.as_ref().map(|(_, manifest)| manifest.first_pass());
         let first = self.state.stream.record.first;
         if record.kept.is_empty() && start.unwrap_or_default() < first {
-            let mut batch = self.batch();
             let reason = format!(
                 "no checkpoint is left of pass {} of the stream or later, and the files before may be gone",
                 first.0 + 1
             );
-            self.fail_job(&mut batch, reason);
-            return self.commit(batch).await;
+            self.fail_job(moment, reason, decision);
+            return Begun::Yes;
         }
         info!(
             generation = record.generation.0,
@@ -75,58 +127,40 @@ impl EventLoop {
             "generation begins"
         );
         let manifest = point.checkpoint.as_ref().map(|(_, manifest)| manifest);
-        let mut batch = self.batch();
         if let Start::Chosen { manifests, .. } = from {
-            manifests.iter().for_each(|fact| batch.add(fact.clone()));
+            manifests.iter().for_each(|fact| self.add(fact.clone(), decision));
         }
-        if self.job.record.spec.mode == Mode::Async && 0 < before {
-            if record.kept.is_empty() {
-                let to = manifest.and_then(|it| it.queue.clone()).unwrap_or_default();
-                self.rewind(&mut batch, &to).await?;
-            } else {
-                self.recall().await?;
-                batch = self.batch();
-            }
+        if is_async && 0 < before && record.kept.is_empty() {
+            let to = manifest.and_then(|it| it.queue.clone()).unwrap_or_default();
+            self.rewind(&to, &stored.stale, decision);
         }
-        self.point_at(&mut batch, &point, manifest.map(|_| &record)).await?;
+        self.point_at(&point, &stored, decision);
         if record.kept.is_empty() {
             let start = manifest.map(|it| it.position).unwrap_or_default();
-            let evaluated = batch.state().evaluation.as_ref();
+            let evaluated = self.state.evaluation.as_ref();
             if evaluated.is_some_and(|it| start.version < it.version) {
                 // Its parameters are discarded.
-                batch.add(Fact::Evaluation(None));
+                self.add(Fact::Evaluation(None), decision);
             }
-            batch.after(move |live| live.position = start);
+            self.live.position = start;
         }
-        batch.add(Fact::Generation(record));
-        batch.after(|live| {
-            live.recoveries.resume_from(live.position.version);
-            live.saver = Saver::default();
-        });
-        self.commit(batch).await
+        self.add(Fact::Generation(record), decision);
+        self.live.recoveries.resume_from(self.live.position.version);
+        self.live.saver = Saver::default();
+        Begun::Yes
     }
 
     /// Selects the manifest to begin from.
-    async fn restore_point(&self, start: Start<'_>) -> Result<RestorePoint, CoordError> {
-        let prefix = self.committer.keys.checkpoints_prefix();
-        let view = self.committer.etcd.list(&prefix).await?;
-        let pointer = self.committer.keys.checkpoint_latest();
-        let manifests = view.entries.iter().filter(|(key, _)| **key != pointer);
+    fn restore_point(&self, stored: &Stored, start: Start<'_>) -> RestorePoint {
         let (from, chosen) = match start {
             Start::Latest | Start::AfterDamage => (self.state.checkpoint.as_deref(), None),
             Start::Chosen { id, .. } => (Some(id), Some(id)),
         };
-        let candidates = manifests.map(|(key, entry)| {
-            let id = key.strip_prefix(&prefix).unwrap_or(key).to_owned();
-            let record = entry.json().map_err(|error| error.to_string());
-            // The rollback to a checkpoint makes it valid again.
-            let record = record.map(|record: CheckpointRecord| match chosen == Some(&id) {
-                true => CheckpointRecord { invalidated: None, ..record },
-                false => record,
-            });
-            Candidate { id, create_revision: entry.create_revision, record }
-        });
-        Ok(choose(from, candidates.collect(), CheckpointRecord::invalid_reason))
+        let mut candidates = stored.manifests.clone();
+        // The rollback to a checkpoint makes it valid again.
+        let chosen = candidates.iter_mut().filter(|it| chosen == Some(&it.id));
+        chosen.filter_map(|it| it.record.as_mut().ok()).for_each(|it| it.invalidated = None);
+        choose(from, candidates, CheckpointRecord::invalid_reason)
     }
 
     /// Returns the slots that keep their memory although another slot lost its own.
@@ -156,15 +190,10 @@ impl EventLoop {
 
     /// Moves the pointer to the checkpoint that the generation begins from, and invalidates the skipped
     /// checkpoints with their reasons.
-    async fn point_at(
-        &self,
-        batch: &mut Batch,
-        point: &RestorePoint,
-        record: Option<&GenerationRecord>,
-    ) -> Result<(), CoordError> {
-        let chosen = record.and_then(|record| record.checkpoint.clone());
+    fn point_at(&mut self, point: &RestorePoint, stored: &Stored, decision: &mut Decision) {
+        let chosen = point.checkpoint.as_ref().map(|(id, _)| id.clone());
         if chosen == self.state.checkpoint {
-            return Ok(());
+            return;
         }
         warn!(
             from = self.state.checkpoint,
@@ -172,126 +201,129 @@ impl EventLoop {
             "the pointer to the latest checkpoint was moved"
         );
         for (id, reason) in point.skipped.iter().take(INVALIDATED_AT_ONCE) {
-            let key = self.committer.keys.checkpoint(id);
+            let manifest = stored.manifests.iter().find(|it| it.id == *id);
             // A manifest that cannot be read is skipped again each time.
-            if let Ok(Some(manifest)) = self.committer.etcd.get_json::<CheckpointRecord>(&key).await
+            if let Some(Ok(manifest)) = manifest.map(|it| &it.record)
                 && manifest.invalidated.is_none()
             {
-                batch.add(invalidated(id, manifest, reason));
+                self.add(invalidated(id, manifest.clone(), reason), decision);
             }
         }
-        batch.add(Fact::Latest(chosen));
-        Ok(())
+        self.add(Fact::Latest(chosen), decision);
     }
 
-    /// Takes all tasks back, in as many transactions as needed. If no generation follows, the tasks are
+    /// Takes tasks back, as many as fit into one transaction. If no generation follows, the tasks are
     /// repeated, which applies no record twice.
-    async fn recall(&mut self) -> Result<(), CoordError> {
-        let facts = self.state.ledger.recall(&self.limits);
-        for facts in facts.chunks(OPS_MAX / 4) {
-            let mut batch = self.batch();
-            batch.decide(|draft| draft.add_queue_facts(facts.iter().cloned()));
-            self.commit(batch).await?;
+    fn recall(&mut self, decision: &mut Decision) -> Progress {
+        let mut facts = self.state.ledger.recall(&self.limits);
+        if facts.is_empty() {
+            return Progress::None;
         }
-        Ok(())
+        facts.truncate(OPS_MAX / 4);
+        self.draft(decision, |draft, _| draft.add_queue_facts(facts));
+        Progress::Decided
     }
 
-    /// Rolls the queues back. Changes that do not fit into the last transaction are written before it. The first of
+    /// Rolls the queues back. Changes that do not fit into the last transaction are committed before it. The first of
     /// them are those that have no effect without the last transaction: task keys of a round that the head does not
     /// name yet, then replies to trainers of the generation that ends.
-    async fn rewind(&mut self, batch: &mut Batch, to: &QueueSnapshot) -> Result<(), CoordError> {
-        let facts = batch.state().ledger.rewind(to);
-        let keys = &self.committer.keys;
-        let round = keys.round_prefix(batch.state().ledger.head().round + 1);
-        let prefixes = [round.clone(), keys.replies_prefix(), keys.given_up_prefix()];
-        // A master that died during a rewind may have left keys of another checkpoint's queues.
-        let stale = self.committer.etcd.list(&round).await?;
-        let stale: Vec<Op> = stale.entries.keys().map(|key| Op::delete(key)).collect();
-        self.committer.commit_ahead(&stale).await?;
-        batch.decide(|draft| draft.add_queue_facts(facts));
-        for prefix in prefixes {
-            if batch.proposal.len() + CHANGES_OF_ONE <= OPS_MAX {
+    fn rewind(&mut self, to: &QueueSnapshot, stale: &[TaskId], decision: &mut Decision) {
+        let round = self.state.ledger.head().round + 1;
+        let mut queue_facts = self.state.ledger.rewind(to);
+        queue_facts.iter().for_each(|fact| self.state.evolve(&Fact::Queue(fact.clone())));
+        let stale = stale.iter().map(|task| Fact::Queue(QueueFact::Done { round, task: *task }));
+        decision.ahead.extend(stale);
+        for (group, prefix) in [
+            (Group::Tasks, self.keys.round_prefix(round)),
+            (Group::Replies, self.keys.replies_prefix()),
+            (Group::GivenUp, self.keys.given_up_prefix()),
+        ] {
+            if decision.facts.len() + queue_facts.len() + CHANGES_OF_ONE <= OPS_MAX {
                 break;
             }
-            let ahead = batch.proposal.split_off(&prefix);
-            self.committer.commit_ahead(&ahead).await?;
+            let (ahead, kept): (Vec<QueueFact>, Vec<QueueFact>) =
+                queue_facts.into_iter().partition(|fact| Group::of(fact) == Some(group));
+            queue_facts = kept;
             info!(prefix, keys = ahead.len(), "task queues rolled back");
+            decision.ahead.extend(ahead.into_iter().map(Fact::Queue));
         }
-        Ok(())
+        decision.facts.extend(queue_facts.into_iter().map(Fact::Queue));
     }
 
-    /// Runs the rollback that an event requested, which needs reads from etcd.
-    pub(crate) async fn run_rollback(&mut self) -> Result<(), CoordError> {
-        let Some(rollback) = self.live.rollback.take() else { return Ok(()) };
-        if self.state.result.is_some() {
-            // A job that is over is not rolled back.
-            if let Rollback::Wanted { reply, .. } = rollback {
-                let _ = reply.send(Err(ControlError::Over));
-            }
-            return Ok(());
+    /// Decides the rollback that an event requested.
+    pub(crate) fn run_rollback(&mut self, moment: Moment, decision: &mut Decision) -> Progress {
+        if self.live.rollback.is_none() {
+            return Progress::None;
         }
+        let Some(mut stored) = self.stored(decision) else { return Progress::Decided };
+        let Some(rollback) = self.live.rollback.take() else { return Progress::None };
         match rollback {
             Rollback::Damaged { checkpoint, reason } => {
-                self.invalidate(&checkpoint, &reason).await?;
-                let Some(pserver_set) = self.pserver_set()? else { return Ok(()) };
-                let reason = format!("checkpoint {checkpoint} is damaged: {reason}");
-                self.begin_generation(&pserver_set, reason, Start::AfterDamage).await
+                if let Some(manifest) = stored.still_valid(&checkpoint, &reason) {
+                    manifest.invalidated = Some(reason.clone());
+                    let fact = invalidated(&checkpoint, manifest.clone(), &reason);
+                    self.add(fact, decision);
+                    // It goes on after the commit.
+                    self.stored = Some(stored);
+                    self.live.rollback = Some(Rollback::Damaged { checkpoint, reason });
+                    return Progress::Decided;
+                }
+                let Some(pserver_set) = self.pserver_set() else { return Progress::None };
+                let why = format!("checkpoint {checkpoint} is damaged: {reason}");
+                let start = Start::AfterDamage;
+                let begun =
+                    self.begin_generation(moment, stored, &pserver_set, why, start, decision);
+                if begun == Begun::NotYet {
+                    self.live.rollback = Some(Rollback::Damaged { checkpoint, reason });
+                }
             }
             Rollback::Inconsistent { reason } => {
-                let Some(pserver_set) = self.pserver_set()? else { return Ok(()) };
-                self.begin_generation(&pserver_set, reason, Start::Latest).await
+                let Some(pserver_set) = self.pserver_set() else { return Progress::None };
+                let (why, start) = (reason.clone(), Start::Latest);
+                let begun =
+                    self.begin_generation(moment, stored, &pserver_set, why, start, decision);
+                if begun == Begun::NotYet {
+                    self.live.rollback = Some(Rollback::Inconsistent { reason });
+                }
             }
             Rollback::Wanted { checkpoint, force, reply } => {
-                let answer = self.roll_back(&checkpoint, force).await?;
-                let _ = reply.send(answer);
-                Ok(())
+                match self.roll_back(moment, &checkpoint, force, stored, decision) {
+                    Ok(later) => self.rolled_back = Some(RolledBack { later, reply }),
+                    Err(error) => {
+                        let answer = Answer::Generation(reply, Err(error));
+                        decision.effects.push(Effect::Answer(answer));
+                        return Progress::None;
+                    }
+                }
             }
         }
-    }
-
-    async fn invalidate(&mut self, id: &str, reason: &str) -> Result<(), CoordError> {
-        let key = self.committer.keys.checkpoint(id);
-        // A manifest that cannot be read is skipped again each time.
-        let Some(entry) = self.committer.etcd.get(&key).await? else { return Ok(()) };
-        let Ok(manifest) = entry.json::<CheckpointRecord>() else { return Ok(()) };
-        let mut batch = self.batch();
-        batch.add(invalidated(id, manifest, reason));
-        self.commit(batch).await
+        Progress::Decided
     }
 
     /// Rolls back to a checkpoint that a user chose. Invalidates checkpoints that were committed after it
-    /// or are ahead of it, so that no generation begins from an abandoned branch of training.
-    async fn roll_back(
+    /// or are ahead of it, so that no generation begins from an abandoned branch of training. Returns the invalidations
+    /// that did not fit into the transaction.
+    fn roll_back(
         &mut self,
+        moment: Moment,
         id: &str,
         force: bool,
-    ) -> Result<Result<Generation, ControlError>, CoordError> {
-        let key = self.committer.keys.checkpoint(id);
-        let Some(entry) = self.committer.etcd.get(&key).await? else {
-            return Ok(Err(ControlError::NoSuchCheckpoint(id.to_owned())));
-        };
-        if key == self.committer.keys.checkpoint_latest() {
-            return Ok(Err(ControlError::NoSuchCheckpoint(id.to_owned())));
-        }
-        let manifest: CheckpointRecord = match entry.json() {
-            Ok(manifest) => manifest,
-            Err(error) => {
-                let (id, reason) = (id.to_owned(), error.to_string());
-                return Ok(Err(ControlError::NotRestorable { id, reason }));
-            }
-        };
+        stored: Stored,
+        decision: &mut Decision,
+    ) -> Result<VecDeque<Fact>, ControlError> {
+        let found = stored.manifests.iter().find(|it| it.id == id);
+        let found = found.ok_or_else(|| ControlError::NoSuchCheckpoint(id.to_owned()))?;
+        let not_restorable = |reason| ControlError::NotRestorable { id: id.to_owned(), reason };
+        let manifest = found.record.clone().map_err(not_restorable)?;
         if let Some(reason) = manifest.invalid_reason() {
-            let id = id.to_owned();
-            return Ok(Err(ControlError::NotRestorable { id, reason }));
+            return Err(not_restorable(reason));
         }
         let lost = self.live.position.version.0.saturating_sub(manifest.position.version.0);
         if !force {
-            return Ok(Err(ControlError::NeedsForce { id: id.to_owned(), steps: lost }));
+            return Err(ControlError::NeedsForce { id: id.to_owned(), steps: lost });
         }
-        let Some(pserver_set) = self.pserver_set()? else {
-            return Ok(Err(ControlError::NotAllSlots));
-        };
-        let mut manifests: Vec<Fact> = self.abandoned(id, &manifest, entry.create_revision).await?;
+        let pserver_set = self.pserver_set().ok_or(ControlError::NotAllSlots)?;
+        let mut manifests = abandoned(id, &manifest, found.create_revision, &stored.manifests);
         let later = manifests.split_off(manifests.len().min(INVALIDATED_WITH_GENERATION));
         if manifest.invalidated.is_some() {
             let record = Some(Box::new(CheckpointRecord { invalidated: None, ..manifest }));
@@ -299,43 +331,83 @@ impl EventLoop {
         }
         let reason = format!("rolled back to {id} on request, {lost} steps");
         let start = Start::Chosen { id, manifests: &manifests };
-        self.begin_generation(&pserver_set, reason, start).await?;
-        for fact in later {
-            let mut batch = self.batch();
-            batch.add(fact);
-            self.commit(batch).await?;
+        // No slot keeps its memory, so it begins at once.
+        self.begin_generation(moment, stored, &pserver_set, reason, start, decision);
+        Ok(later.into())
+    }
+
+    /// Decides what is left of a rollback after its generation has begun.
+    pub(crate) fn finish_rollback(&mut self, decision: &mut Decision) -> Progress {
+        let Some(mut rolled_back) = self.rolled_back.take() else { return Progress::None };
+        if let Some(fact) = rolled_back.later.pop_front() {
+            self.add(fact, decision);
+            self.rolled_back = Some(rolled_back);
+            return Progress::Decided;
         }
         let begun = self.state.generation.as_ref().map_or(Generation(0), |it| it.generation);
-        Ok(Ok(begun))
+        let answer = Answer::Generation(rolled_back.reply, Ok(begun));
+        decision.effects.push(Effect::Answer(answer));
+        Progress::None
+    }
+
+    /// Rejects a rollback of a job that is over.
+    pub(crate) fn reject_rollback(&mut self, decision: &mut Decision) {
+        if let Some(Rollback::Wanted { reply, .. }) = self.live.rollback.take() {
+            let answer = Answer::Generation(reply, Err(ControlError::Over));
+            decision.effects.push(Effect::Answer(answer));
+        }
     }
 }
 
-impl EventLoop {
-    /// Returns the invalidations of the checkpoints that a rollback to `manifest` abandons.
-    async fn abandoned(
-        &self,
-        id: &str,
-        manifest: &CheckpointRecord,
-        create_revision: i64,
-    ) -> Result<Vec<Fact>, CoordError> {
-        let (prefix, pointer) =
-            (self.committer.keys.checkpoints_prefix(), self.committer.keys.checkpoint_latest());
-        let mut facts = Vec::new();
-        for (key, entry) in &self.committer.etcd.list(&prefix).await?.entries {
-            // A manifest that cannot be read is skipped by each generation.
-            let Ok(other) = entry.json::<CheckpointRecord>() else { continue };
-            // A checkpoint that is ahead may be older, if the job abandoned its branch, returned to it and
-            // abandons it again.
-            let is_abandoned = create_revision < entry.create_revision
-                || manifest.position.version < other.position.version;
-            if is_abandoned && *key != pointer {
-                let other_id = key.strip_prefix(&prefix).unwrap_or(key);
-                let reason = format!("{ROLLED_BACK_TO}{id}");
-                facts.push(invalidated(other_id, other, &reason));
-            }
+/// Whether a generation has begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Begun {
+    Yes,
+    /// Tasks are taken back first.
+    NotYet,
+}
+
+/// Changes of the queues by the keys that they are stored in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Group {
+    Tasks,
+    Replies,
+    GivenUp,
+}
+
+impl Group {
+    /// Returns the group of a fact; `None` if others have no effect without it.
+    fn of(fact: &QueueFact) -> Option<Self> {
+        match fact {
+            QueueFact::Head(_) => None,
+            QueueFact::Task { .. } | QueueFact::Done { .. } => Some(Self::Tasks),
+            QueueFact::Replied { .. } | QueueFact::Forgotten { .. } => Some(Self::Replies),
+            QueueFact::GivenUp { .. } => Some(Self::GivenUp),
         }
-        Ok(facts)
     }
+}
+
+/// Returns the invalidations of the checkpoints that a rollback to `manifest` abandons.
+fn abandoned(
+    id: &str,
+    manifest: &CheckpointRecord,
+    create_revision: i64,
+    manifests: &[Candidate],
+) -> Vec<Fact> {
+    let mut facts = Vec::new();
+    for candidate in manifests {
+        // A manifest that cannot be read is skipped by each generation.
+        let Ok(other) = &candidate.record else { continue };
+        // A checkpoint that is ahead may be older, if the job abandoned its branch, returned to it and
+        // abandons it again.
+        let is_abandoned = create_revision < candidate.create_revision
+            || manifest.position.version < other.position.version;
+        if is_abandoned {
+            let reason = format!("{ROLLED_BACK_TO}{id}");
+            facts.push(invalidated(&candidate.id, other.clone(), &reason));
+        }
+    }
+    facts
 }
 
 fn invalidated(id: &str, manifest: CheckpointRecord, reason: &str) -> Fact {

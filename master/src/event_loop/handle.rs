@@ -19,6 +19,7 @@ use steadfast_master_core::stream::Refusal;
 use steadfast_master_core::sync_tasks::Failure;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
+use crate::event_loop::machine::Input;
 use crate::status::status_snapshot::{Assignments, StatusSnapshot};
 use crate::status::timeline::Timeline;
 
@@ -238,19 +239,10 @@ impl ControlError {
     }
 }
 
-/// How a term ended.
-#[derive(Debug)]
-pub enum End {
-    /// The job is over.
-    Over(Box<ResultRecord>),
-    /// The process shuts down.
-    Left,
-}
-
 /// A handle to the loop.
 #[derive(Clone, Debug)]
 pub struct EventLoopHandle {
-    pub(crate) events: mpsc::Sender<Event>,
+    pub(crate) requests: mpsc::Sender<Input>,
     pub assignments: watch::Receiver<Arc<Assignments>>,
     pub snapshot: watch::Receiver<Arc<StatusSnapshot>>,
     pub staleness_gate: Arc<StalenessGate>,
@@ -318,12 +310,13 @@ impl EventLoopHandle {
     /// If the loop rejects the event, or has ended.
     pub async fn ask<T>(&self, event: impl FnOnce(Reply<T>) -> Event) -> Result<T, ControlError> {
         let (reply, answer) = oneshot::channel();
-        self.events.send(event(reply)).await.map_err(|_| ControlError::NotActing)?;
+        let request = Input::Request(event(reply));
+        self.requests.send(request).await.map_err(|_| ControlError::NotActing)?;
         answer.await.map_err(|_| ControlError::NotActing)?
     }
 
     /// Sends an event without an answer. Drops the event if the queue is full.
     pub fn notify(&self, event: Event) {
-        let _ = self.events.try_send(event);
+        let _ = self.requests.try_send(Input::Request(event));
     }
 }

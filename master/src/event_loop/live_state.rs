@@ -1,14 +1,13 @@
-//! The volatile state of an acting master. It changes only after the commit that a change belongs to; a
-//! new master starts without it.
+//! The volatile state of an acting master. It changes with the decision that a change belongs to; a new master starts
+//! without it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use steadfast_common::ids::{Lane, Pass, Slot, TaskId, TrainerId};
+use steadfast_common::machine::Moment;
 use steadfast_common::position::Position;
 use steadfast_common::schedule::LaneSchedule;
-use steadfast_coord::now;
-use steadfast_host::time::unix_ms;
 use steadfast_master_core::deadlines::Deadlines;
 use steadfast_master_core::held_out::HeldOut;
 use steadfast_master_core::lane_losses::LaneLosses;
@@ -42,7 +41,7 @@ pub(crate) struct LiveState {
     pub schedule: Option<(Pass, LaneSchedule)>,
     pub recoveries: Recoveries,
     pub time_breakdowns: TimeBreakdowns,
-    /// A requested rollback; the loop runs it after the batch.
+    /// A requested rollback, which is decided next.
     pub rollback: Option<Rollback>,
     /// Live trainers and lost slots at the last check.
     pub known_trainers: Arc<BTreeSet<TrainerId>>,
@@ -96,19 +95,19 @@ impl LiveState {
         of_pass.map(|((_, task), reason)| (*task, reason.as_str()))
     }
 
-    pub fn note_done(&mut self, done: TaskDone) {
+    pub fn note_done(&mut self, moment: Moment, done: TaskDone) {
         self.finished.records += done.records;
         self.finished.loss = Some(done.loss_sum / done.records.max(1) as f64);
         self.position.version = self.position.version.max(done.version);
-        self.recoveries.progress(self.position.version, now(), unix_ms());
+        self.recoveries.progress(self.position.version, moment.now, moment.unix_ms);
     }
 
     /// Records the position that a live trainer reports, unless it is older than the known one.
-    pub fn note_position(&mut self, position: Position) {
+    pub fn note_position(&mut self, moment: Moment, position: Position) {
         if self.position.version <= position.version {
             self.position = position;
             self.is_position_reported = true;
-            self.recoveries.progress(position.version, now(), unix_ms());
+            self.recoveries.progress(position.version, moment.now, moment.unix_ms);
         }
     }
 
@@ -122,12 +121,13 @@ impl LiveState {
     /// Handles the report of a trainer that has finished training.
     pub fn begin_save(
         &mut self,
+        moment: Moment,
         trainer: TrainerId,
         report: SaveReport,
         live: &BTreeSet<TrainerId>,
     ) -> SaveReply {
         if let Some(position) = report.position {
-            self.note_position(position);
+            self.note_position(moment, position);
         }
         if let Some(error) = &report.error {
             warn!(%trainer, error, "the model could not be saved");
@@ -173,14 +173,14 @@ impl LiveState {
 
     /// Records which trainers live, and returns whether trainers were lost. The caller calls this before it reassigns
     /// the lanes of lost trainers.
-    pub fn note_trainers(&mut self, live: &Arc<BTreeSet<TrainerId>>) -> bool {
+    pub fn note_trainers(&mut self, moment: Moment, live: &Arc<BTreeSet<TrainerId>>) -> bool {
         if Arc::ptr_eq(&self.known_trainers, live) {
             return false;
         }
         let lost: Vec<TrainerId> = self.known_trainers.difference(live).copied().collect();
         let version = self.position.version;
         if let Some(first) = lost.first() {
-            self.recoveries.notice(format!("trainer {first} left"), now(), Some(version));
+            self.recoveries.notice(format!("trainer {first} left"), moment.now, Some(version));
         }
         for trainer in &lost {
             let lanes: Vec<Lane> = self.lanes.of(*trainer);
@@ -192,11 +192,11 @@ impl LiveState {
     }
 
     /// Records which slots have lost their memory.
-    pub fn note_lost_slots(&mut self, lost: Vec<Slot>) {
+    pub fn note_lost_slots(&mut self, moment: Moment, lost: Vec<Slot>) {
         if let Some(slot) = lost.iter().find(|slot| !self.known_lost_slots.contains(slot)) {
             let cause = format!("the pserver of slot {slot} was lost");
             tracing::info!(cause);
-            self.recoveries.notice(cause, now(), Some(self.position.version));
+            self.recoveries.notice(cause, moment.now, Some(self.position.version));
         }
         self.known_lost_slots = lost;
     }

@@ -3,39 +3,90 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use steadfast_common::code::CodeRecord;
 use steadfast_common::ids::{Incarnation, Lane, Slot, TrainerId};
+use steadfast_common::keys::Keys;
+use steadfast_common::machine::{Decision, Moment};
 use steadfast_common::records::PserverRecord;
-use steadfast_coord::CoordError;
+use steadfast_coord::View;
 use steadfast_master_core::ledger::Attribution;
 use tracing::{info, warn};
 
 use crate::event_loop::generations::Start;
-use crate::event_loop::{EventLoop, Members};
+use crate::event_loop::machine::{Progress, TrainingJob};
 use crate::plan_warnings;
 
-impl EventLoop {
+/// What etcd shows of the members of the job.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Views {
+    pub slots: Arc<View>,
+    pub trainers: Arc<View>,
+    /// The number of slots, if it is set.
+    pub desired: Option<u32>,
+    pub code: Option<CodeRecord>,
+}
+
+/// The members of the job, as etcd shows them.
+#[derive(Debug, Default)]
+pub(crate) struct Members {
+    pub views: Views,
+    /// The trainers in their view. The set is computed once for each change: a turn must not take longer with the
+    /// number of members.
+    pub live_trainers: Arc<BTreeSet<TrainerId>>,
+    /// The pservers that hold slots. A slot whose key cannot be parsed has none.
+    pub holders: BTreeMap<Slot, Incarnation>,
+}
+
+impl Members {
+    pub fn follow(&mut self, keys: &Keys, views: Views) {
+        if !Arc::ptr_eq(&self.views.trainers, &views.trainers) {
+            let trainers = views.trainers.entries.keys();
+            let live = trainers.filter_map(|key| keys.trainer_of(key)).collect();
+            self.live_trainers = Arc::new(live);
+        }
+        if !Arc::ptr_eq(&self.views.slots, &views.slots) {
+            let holders = views.slots.entries.iter().filter_map(|(key, entry)| {
+                let slot = keys.slot_of(key).filter(|slot| keys.ps(*slot) == *key)?;
+                let record = entry.json::<PserverRecord>().ok()?;
+                Some((slot, record.incarnation(entry.create_revision)))
+            });
+            self.holders = holders.collect();
+        }
+        self.views = views;
+    }
+}
+
+impl TrainingJob {
     /// Handles joined and lost members: requeues the tasks of lost trainers, reassigns lanes, and begins a
     /// new generation once every slot has a holder and the pserver set differs from the present generation's.
-    pub(crate) async fn follow_members(&mut self) -> Result<(), CoordError> {
-        let views = [self.members.slots.view(), self.members.trainers.view()];
-        self.members.failure_detector.follow(&views);
-        let live = self.live_trainers();
+    pub(crate) fn follow_members(
+        &mut self,
+        moment: Moment,
+        decision: &mut Decision<Self>,
+    ) -> Progress {
+        let live = self.members.live_trainers.clone();
         self.limits.trainers = live.len() as u32;
         self.note_most_trainers(live.len());
-        self.requeue_tasks_of_lost_trainers(&live).await?;
-        if self.live.note_trainers(&live) {
+        let lost = self.state.ledger.lost_trainers(&live).into_iter().next();
+        if let Some(lost) = lost {
+            self.requeue_tasks_of(lost, decision);
+            return Progress::Decided;
+        }
+        if self.live.note_trainers(moment, &live) {
             self.lane_suspects().iter().for_each(|suspect| warn!("{suspect}"));
         }
         self.live.assign_lanes(&live);
-        let pserver_set = self.pserver_set()?;
         let lost = self.lost_slots();
-        self.live.note_lost_slots(lost);
-        match pserver_set {
+        self.live.note_lost_slots(moment, lost);
+        match self.pserver_set() {
             Some(pserver_set) if !self.is_present(&pserver_set) => {
+                let Some(stored) = self.stored(decision) else { return Progress::Decided };
                 let reason = self.reason_for_generation(&pserver_set);
-                self.begin_generation(&pserver_set, reason, Start::Latest).await
+                let start = Start::Latest;
+                self.begin_generation(moment, stored, &pserver_set, reason, start, decision);
+                Progress::Decided
             }
-            Some(_) | None => Ok(()),
+            Some(_) | None => Progress::None,
         }
     }
 
@@ -54,22 +105,14 @@ impl EventLoop {
         }
     }
 
-    async fn requeue_tasks_of_lost_trainers(
-        &mut self,
-        live: &BTreeSet<TrainerId>,
-    ) -> Result<(), CoordError> {
-        for trainer in self.state.ledger.lost_trainers(live) {
-            info!(%trainer, "trainer lost; its tasks return to todo");
-            // Trainers lost before this term may have been lost together in an etcd outage.
-            let attribution = match self.live.known_trainers.contains(&trainer) {
-                true => Attribution::Task,
-                false => Attribution::None,
-            };
-            let mut batch = self.batch();
-            batch.decide(|draft| draft.lose_trainer(trainer, attribution, &self.limits));
-            self.commit(batch).await?;
-        }
-        Ok(())
+    fn requeue_tasks_of(&mut self, trainer: TrainerId, decision: &mut Decision<Self>) {
+        info!(%trainer, "trainer lost; its tasks return to todo");
+        // Trainers lost before this term may have been lost together in an etcd outage.
+        let attribution = match self.live.known_trainers.contains(&trainer) {
+            true => Attribution::Task,
+            false => Attribution::None,
+        };
+        self.draft(decision, |draft, limits| draft.lose_trainer(trainer, attribution, limits));
     }
 
     /// Describes the lanes whose trainers were lost one after another.
@@ -102,26 +145,12 @@ impl EventLoop {
     }
 
     /// Returns the incarnation of each slot's holder, if every slot is held.
-    pub(crate) fn pserver_set(&self) -> Result<Option<Vec<Incarnation>>, CoordError> {
-        let Some(desired) = self.members.desired.view().single::<u32>()? else { return Ok(None) };
-        let holders = self.holders();
+    pub(crate) fn pserver_set(&self) -> Option<Vec<Incarnation>> {
+        let desired = self.members.views.desired?;
+        let holders = &self.members.holders;
         let pserver_set: Option<Vec<Incarnation>> =
             (0..desired).map(|slot| holders.get(&Slot(slot)).copied()).collect();
-        Ok(pserver_set.filter(|pserver_set| !pserver_set.is_empty()))
-    }
-
-    /// Returns the incarnations of the pservers that hold slots. A slot whose key cannot be parsed has none.
-    pub(crate) fn holders(&self) -> Arc<BTreeMap<Slot, Incarnation>> {
-        let Members { slots, holders, .. } = &self.members;
-        holders.of(slots.view(), |view| {
-            let holders = view.entries.iter().filter_map(|(key, entry)| {
-                let keys = &self.committer.keys;
-                let slot = keys.slot_of(key).filter(|slot| keys.ps(*slot) == *key)?;
-                let record = entry.json::<PserverRecord>().ok()?;
-                Some((slot, record.incarnation(entry.create_revision)))
-            });
-            holders.collect()
-        })
+        pserver_set.filter(|pserver_set| !pserver_set.is_empty())
     }
 
     fn is_present(&self, pserver_set: &[Incarnation]) -> bool {
@@ -131,7 +160,7 @@ impl EventLoop {
     /// Returns the slots that are no longer held by the incarnation that the current generation names.
     fn lost_slots(&self) -> Vec<Slot> {
         let named = self.state.generation.iter().flat_map(|record| record.slots.iter().enumerate());
-        let holders = self.holders();
+        let holders = &self.members.holders;
         let lost = named.filter(|(slot, named)| holders.get(&Slot(*slot as u32)) != Some(named));
         lost.map(|(slot, _)| Slot(slot as u32)).collect()
     }

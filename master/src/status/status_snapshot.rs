@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use steadfast_common::code::CodeRecord;
 use steadfast_common::ids::{Generation, Lane, Pass, Slot, TaskId, TrainerId};
 use steadfast_common::records::{JobOutcome, PserverRecord, TrainerRecord};
 use steadfast_common::spec::Mode;
@@ -14,7 +13,7 @@ use steadfast_common::stream::StreamRecord;
 use steadfast_master_core::saver::Stage;
 use steadfast_master_core::stream::Stream;
 
-use crate::event_loop::EventLoop;
+use crate::event_loop::machine::TrainingJob;
 use crate::plan_warnings;
 
 /// The most tasks that are listed as failing.
@@ -90,7 +89,7 @@ impl StreamSnapshot {
 
 impl StatusSnapshot {
     /// Takes a snapshot of the event loop's state.
-    pub fn of(event_loop: &EventLoop) -> Self {
+    pub fn of(event_loop: &TrainingJob) -> Self {
         let state = &event_loop.state;
         let spec = &event_loop.job.record.spec;
         let generation = state.generation.as_ref();
@@ -98,7 +97,7 @@ impl StatusSnapshot {
         let is_present = |number| generation.is_some_and(|record| record.generation == number);
         let init = state.init.as_ref().filter(|init| is_present(init.generation));
         let initialized = init.is_some_and(|init| init.done);
-        let ps_desired = event_loop.members.desired.view().single::<u32>().ok().flatten();
+        let ps_desired = event_loop.members.views.desired;
         let mut snapshot = Self {
             status: JobStatus {
                 job: spec.name.clone(),
@@ -107,10 +106,7 @@ impl StatusSnapshot {
                 steps: spec.steps,
                 generation: generation.map_or(Generation(0), |record| record.generation),
                 version: event_loop.live.position.version,
-                master: MasterStatus {
-                    address: String::new(),
-                    epoch: event_loop.committer.epoch(),
-                },
+                master: MasterStatus { address: String::new(), epoch: event_loop.epoch },
                 ps_desired: ps_desired.unwrap_or(0),
                 slots: (0..ps_desired.unwrap_or(0))
                     .map(|slot| slot_status(event_loop, Slot(slot)))
@@ -157,7 +153,7 @@ impl StatusSnapshot {
         snapshot
     }
 
-    fn add_sync(&mut self, event_loop: &EventLoop, details: &mut Details) {
+    fn add_sync(&mut self, event_loop: &TrainingJob, details: &mut Details) {
         let spec = &event_loop.job.record.spec;
         let position = event_loop.live.position;
         let status = &mut self.status;
@@ -186,7 +182,7 @@ impl StatusSnapshot {
         status.queues = Queues { todo, pending, done, discarded };
     }
 
-    fn add_async(&mut self, event_loop: &EventLoop, details: &mut Details) {
+    fn add_async(&mut self, event_loop: &TrainingJob, details: &mut Details) {
         let ledger = &event_loop.state.ledger;
         let status = &mut self.status;
         status.pass = ledger.head().pass;
@@ -221,7 +217,7 @@ fn phase(status: &JobStatus, details: &Details) -> JobPhase {
 }
 
 /// Returns which processes wait for which, and why.
-fn waits(event_loop: &EventLoop, status: &JobStatus, details: &Details) -> Vec<Wait> {
+fn waits(event_loop: &TrainingJob, status: &JobStatus, details: &Details) -> Vec<Wait> {
     let mut waits = Vec::new();
     if status.result.is_some() {
         return waits;
@@ -273,16 +269,14 @@ fn waits(event_loop: &EventLoop, status: &JobStatus, details: &Details) -> Vec<W
 }
 
 /// Returns the warnings about the plan, about the trainers that share its tasks, and about the code of the model.
-fn warnings(event_loop: &EventLoop) -> Vec<String> {
+fn warnings(event_loop: &TrainingJob) -> Vec<String> {
     let of_trainers = plan_warnings::of_trainers(&event_loop.job, event_loop.live.trainers_most);
-    // A value that cannot be read is an error for the trainers, which write it.
-    let code: Option<CodeRecord> = event_loop.members.code.view().single().ok().flatten();
-    let changes = code.unwrap_or_default().changes;
-    let of_code = changes.iter().map(ToString::to_string);
+    let code = event_loop.members.views.code.iter();
+    let of_code = code.flat_map(|code| &code.changes).map(ToString::to_string);
     event_loop.job.warnings.iter().cloned().chain(of_trainers).chain(of_code).collect()
 }
 
-fn saving(event_loop: &EventLoop) -> Saving {
+fn saving(event_loop: &TrainingJob) -> Saving {
     let error = event_loop.live.saver.error();
     Saving {
         trainer: event_loop.live.saver.holder().map(|(trainer, _)| trainer),
@@ -291,26 +285,26 @@ fn saving(event_loop: &EventLoop) -> Saving {
     }
 }
 
-fn slot_status(event_loop: &EventLoop, slot: Slot) -> SlotStatus {
-    let view = event_loop.members.slots.view();
-    let entry = view.entries.get(&event_loop.committer.keys.ps(slot));
+fn slot_status(event_loop: &TrainingJob, slot: Slot) -> SlotStatus {
+    let view = &event_loop.members.views.slots;
+    let entry = view.entries.get(&event_loop.keys.ps(slot));
     let record = entry.and_then(|entry| entry.json::<PserverRecord>().ok());
     SlotStatus {
         slot,
         address: record.map(|record| record.address),
-        incarnation: event_loop.holders().get(&slot).copied(),
+        incarnation: event_loop.members.holders.get(&slot).copied(),
     }
 }
 
-fn trainers(event_loop: &EventLoop) -> Vec<TrainerStatus> {
+fn trainers(event_loop: &TrainingJob) -> Vec<TrainerStatus> {
     let mut tasks = BTreeMap::<TrainerId, u32>::new();
     for (_, _, holder) in event_loop.state.ledger.pending() {
         *tasks.entry(holder).or_default() += 1;
     }
-    let view = event_loop.members.trainers.view();
+    let view = &event_loop.members.views.trainers;
     let bound = event_loop.job.record.spec.asynchronous.max_staleness;
     let listed = view.entries.iter().filter_map(|(key, entry)| {
-        let id = event_loop.committer.keys.trainer_of(key)?;
+        let id = event_loop.keys.trainer_of(key)?;
         let record: Option<TrainerRecord> = entry.json().ok();
         Some(TrainerStatus {
             id,

@@ -33,6 +33,8 @@ enum Input {
     /// Takes as many bytes as are asked for.
     Large(usize),
     ShowCommits,
+    /// Makes this many facts that are committed ahead of one other.
+    Ahead(u64),
     End,
 }
 
@@ -78,6 +80,11 @@ impl Machine for Sums {
                 let name = format!("large {}", self.sums.len());
                 self.sums.insert(name.clone(), 0);
                 decision.facts.push(Sum { name, sum: 0, padding });
+            }
+            Input::Ahead(count) => {
+                let sums = (0..count).map(|it| Sum { name: format!("{it}"), sum: 0, padding: 0 });
+                decision.ahead.extend(sums);
+                self.set("last".to_owned(), count, decision);
             }
             Input::ShowCommits => self.shows_commits = true,
             Input::End => self.is_over = true,
@@ -260,11 +267,25 @@ async fn what_is_due_is_committed_until_nothing_is() {
     assert_eq!(ran.answers, ["a=1", "b=1", "a=2", "b=2", "a=4", "a=4"]);
 }
 
+/// Nothing is answered before the last transaction, without which the others have no effect.
+#[tokio::test]
+async fn facts_ahead_are_committed_in_as_many_transactions_as_needed() {
+    let count = crate::OPS_MAX as u64 + 3;
+    let ran = run(vec![Input::Ahead(count), Input::End], Vec::new(), 9).await;
+    let sizes: Vec<usize> = ran.commits.iter().map(Vec::len).collect();
+    assert_eq!(sizes, [crate::OPS_MAX, 3, 1]);
+    assert_eq!(ran.answers, [format!("last={count}")]);
+    for commits_max in 0..3 {
+        let ran = run(vec![Input::Ahead(count), Input::End], Vec::new(), commits_max).await;
+        assert_eq!((ran.answers.len(), ran.end.is_err()), (0, true));
+    }
+}
+
 #[tokio::test]
 async fn a_machine_learns_of_each_commit_and_its_revision() {
     let inputs = vec![add("a", 1), Input::ShowCommits, add("a", 1), read("a"), Input::End];
     let ran = run(inputs, Vec::new(), 9).await;
-    assert_eq!(ran.answers, ["a=1", "a=2", "commit 2", "a=2"]);
+    assert_eq!(ran.answers, ["a=1", "commit 2", "a=2", "a=2"]);
 }
 
 /// An effect that reads something returns what it found as the next input.

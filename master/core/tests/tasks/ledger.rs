@@ -82,7 +82,8 @@ fn start(tasks: u32, given_up: GivenUp) -> JobState {
 
 /// Makes a decision; returns its facts and its answer.
 fn decide<T>(state: &JobState, decision: impl FnOnce(&mut Draft) -> T) -> (Vec<QueueFact>, T) {
-    let mut draft = Draft::of(state);
+    let mut after = state.clone();
+    let mut draft = Draft::of(&mut after);
     let answer = decision(&mut draft);
     let facts = draft.take_facts().into_iter().map(|fact| match fact {
         Fact::Queue(fact) => fact,

@@ -142,9 +142,8 @@ impl Trainer {
         let id = RequestId(Uuid::from_u128(self.requests));
         let trainer = TrainerId(Uuid::from_u128(1));
         let request = Request { id, trainer, report, wants: Wants::Task, held: None };
-        let mut draft = Draft::of(&self.state);
+        let mut draft = Draft::of(&mut self.state);
         let TaskReply { next, .. } = draft.next_task(&request, &[], &self.limits);
-        self.state = draft.into_state();
         next
     }
 

@@ -1,0 +1,64 @@
+//! What follows a commit of a training job: answers, and what others observe.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use steadfast_common::given_up::DiscardedTask;
+use steadfast_common::ids::{Generation, TrainerId};
+use steadfast_common::records::QueueSnapshot;
+use steadfast_common::stream::StreamRecord;
+use steadfast_master_core::election::InitReply;
+use steadfast_master_core::ledger::TaskReply;
+use steadfast_master_core::saver::SaveReply;
+
+use crate::event_loop::handle::{ControlError, GivenUp, Reply};
+use crate::status::status_snapshot::Assignments;
+
+/// What follows a commit.
+#[derive(Debug)]
+pub(crate) enum Effect {
+    Answer(Answer),
+    /// These trainers hold tasks.
+    Active(BTreeSet<TrainerId>),
+    /// The lanes of trainers have changed.
+    Assign(Arc<Assignments>),
+    /// Publishes a status snapshot.
+    Show,
+    /// Reads the manifests, and the tasks of a round that an earlier master may have left.
+    Read {
+        round: Option<u64>,
+    },
+}
+
+/// An answer, with its caller.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    Done(Reply<()>, Result<(), ControlError>),
+    Task(Reply<TaskReply>, Result<TaskReply, ControlError>),
+    GivenUp(Reply<GivenUp>, Result<GivenUp, ControlError>),
+    Init(Reply<InitReply>, Result<InitReply, ControlError>),
+    Save(Reply<SaveReply>, Result<SaveReply, ControlError>),
+    Discarded(Reply<Vec<DiscardedTask>>, Vec<DiscardedTask>),
+    Queues(Reply<Option<QueueSnapshot>>, Option<QueueSnapshot>),
+    Deleted(Reply<Vec<String>>, Vec<String>),
+    Stream(Reply<StreamRecord>, Result<StreamRecord, ControlError>),
+    Generation(Reply<Generation>, Result<Generation, ControlError>),
+}
+
+impl Answer {
+    /// Sends the answer. The caller may no longer wait for it.
+    pub fn send(self) {
+        match self {
+            Self::Done(reply, answer) => drop(reply.send(answer)),
+            Self::Task(reply, answer) => drop(reply.send(answer)),
+            Self::GivenUp(reply, answer) => drop(reply.send(answer)),
+            Self::Init(reply, answer) => drop(reply.send(answer)),
+            Self::Save(reply, answer) => drop(reply.send(answer)),
+            Self::Discarded(reply, answer) => drop(reply.send(Ok(answer))),
+            Self::Queues(reply, answer) => drop(reply.send(Ok(answer))),
+            Self::Deleted(reply, answer) => drop(reply.send(Ok(answer))),
+            Self::Stream(reply, answer) => drop(reply.send(answer)),
+            Self::Generation(reply, answer) => drop(reply.send(answer)),
+        }
+    }
+}
