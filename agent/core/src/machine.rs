@@ -41,10 +41,10 @@ pub enum Effect {
 /// A launcher in one term.
 #[derive(Clone, Debug)]
 pub struct LaunchMachine {
-    settings: Settings,
-    launcher: Launcher,
-    timers: Timers,
-    discovered: Option<Vec<Host>>,
+    pub(crate) settings: Settings,
+    pub(crate) launcher: Launcher,
+    pub(crate) timers: Timers,
+    pub(crate) discovered: Option<Vec<Host>>,
 }
 
 impl LaunchMachine {
@@ -76,17 +76,17 @@ impl LaunchMachine {
         self.launcher.deadline(self.context(now))
     }
 
-    fn context(&self, now: Millis) -> Context<'_> {
+    pub(crate) fn context(&self, now: Millis) -> Context<'_> {
         let discovered = self.discovered.as_deref();
         Context { settings: &self.settings, discovered, timers: &self.timers, now }
     }
 
-    fn follow(&mut self, now: Millis) {
+    pub(crate) fn follow(&mut self, now: Millis) {
         let discovered = self.discovered.as_deref();
         self.timers.follow(now, &self.launcher, &self.settings, discovered);
     }
 
-    fn apply(&mut self, facts: Vec<Fact>, decision: &mut Decision<Self>) {
+    pub(crate) fn apply(&mut self, facts: Vec<Fact>, decision: &mut Decision<Self>) {
         decision.facts.extend(self.launcher.changes(&facts));
         for fact in facts {
             self.launcher.evolve(&fact);

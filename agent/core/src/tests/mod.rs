@@ -10,13 +10,16 @@ mod recovery;
 mod walks;
 
 use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
 
 use steadfast_common::ids::Millis;
 use steadfast_common::launch::{HostRecord, LauncherRecord, Outcome, Phase, StopReason};
+use steadfast_common::machine::{Decision, Machine, Moment};
 
 use crate::Exit;
 use crate::hosts::{Host, HostName};
 use crate::launcher::{Action, Change, Fact, Launcher};
+use crate::machine::{Effect, Input, LaunchMachine};
 use crate::settings::{Context, Settings, WorkerRange};
 use crate::timers::Timers;
 
@@ -37,13 +40,10 @@ fn settings(min_np: u32, max_np: u32) -> Settings {
     Settings::new(WorkerRange::new(min_np, max_np).unwrap())
 }
 
-/// A driver whose commits always succeed.
+/// A driver whose commits always succeed. The fields of the machine are found in it, too.
 #[derive(Clone, Debug)]
 struct Driver {
-    settings: Settings,
-    launcher: Launcher,
-    timers: Timers,
-    discovered: Option<Vec<Host>>,
+    machine: LaunchMachine,
     now: Millis,
     /// The keys in etcd.
     etcd: (Option<LauncherRecord>, BTreeMap<HostName, HostRecord>),
@@ -51,19 +51,26 @@ struct Driver {
     facts: Vec<Fact>,
 }
 
+impl Deref for Driver {
+    type Target = LaunchMachine;
+
+    fn deref(&self) -> &LaunchMachine {
+        &self.machine
+    }
+}
+
+impl DerefMut for Driver {
+    fn deref_mut(&mut self) -> &mut LaunchMachine {
+        &mut self.machine
+    }
+}
+
 impl Driver {
     fn new(settings: Settings) -> Self {
-        let mut driver = Self {
-            settings,
-            launcher: Launcher::default(),
-            timers: Timers::default(),
-            discovered: None,
-            now: Millis(1_000_000),
-            etcd: (None, BTreeMap::new()),
-            facts: Vec::new(),
-        };
-        driver.follow();
-        driver
+        let now = Millis(1_000_000);
+        let (launcher, timers) = (Launcher::default(), Timers::default());
+        let machine = LaunchMachine::new(settings, launcher, timers, None, now);
+        Self { machine, now, etcd: (None, BTreeMap::new()), facts: Vec::new() }
     }
 
     /// A driver after its first poll.
@@ -74,17 +81,29 @@ impl Driver {
     }
 
     fn context(&self) -> Context<'_> {
-        let discovered = self.discovered.as_deref();
-        Context { settings: &self.settings, discovered, timers: &self.timers, now: self.now }
+        self.machine.context(self.now)
     }
 
     fn follow(&mut self) {
-        let discovered = self.discovered.as_deref();
-        self.timers.follow(self.now, &self.launcher, &self.settings, discovered);
+        self.machine.follow(self.now);
+    }
+
+    fn moment(&self) -> Moment {
+        Moment { now: self.now, ..Moment::default() }
     }
 
     fn commit(&mut self, facts: &[Fact]) {
-        for change in self.launcher.changes(facts) {
+        let mut decision = Decision::default();
+        self.machine.apply(facts.to_vec(), &mut decision);
+        self.complete(decision);
+    }
+
+    /// Commits a decision; returns the actions.
+    fn complete(&mut self, decision: Decision<LaunchMachine>) -> Vec<Action> {
+        let Decision { ahead, facts: changes, effects } = decision;
+        assert!(ahead.is_empty());
+        let has_changed = !changes.is_empty();
+        for change in changes {
             match change {
                 Change::Launcher(record) => self.etcd.0 = Some(record),
                 Change::Host { host, record: Some(record) } => {
@@ -95,35 +114,48 @@ impl Driver {
                 }
             }
         }
-        facts.iter().for_each(|fact| self.launcher.evolve(fact));
-        self.facts.extend_from_slice(facts);
-        self.follow();
+        if has_changed {
+            let moment = self.moment();
+            self.machine.committed(moment, &mut Vec::new());
+        }
+        let mut actions = Vec::new();
+        for effect in effects {
+            if let Effect::Committed(fact) = effect {
+                actions.extend(fact.action());
+                self.facts.push(fact);
+            }
+        }
+        actions
+    }
+
+    fn handle(&mut self, input: Input) -> Vec<Action> {
+        let (moment, mut decision) = (self.moment(), Decision::default());
+        self.machine.handle(moment, input, &mut decision);
+        self.complete(decision)
     }
 
     /// Commits what is due; returns the actions.
     fn settle(&mut self) -> Vec<Action> {
         let mut actions = Vec::new();
         for _ in 0..1_000 {
-            let facts = self.launcher.due(self.context());
-            if facts.is_empty() {
+            let (moment, mut decision) = (self.moment(), Decision::default());
+            self.machine.due(moment, &mut decision);
+            if decision.facts.is_empty() {
                 return actions;
             }
-            self.commit(&facts);
-            actions.extend(facts.iter().filter_map(Fact::action));
+            actions.extend(self.complete(decision));
         }
         panic!("there is always something due: {:?}", self.launcher);
     }
 
     fn discovers(&mut self, text: &str) -> Vec<String> {
-        self.discovered = Some(hosts(text));
-        self.follow();
+        self.handle(Input::Discovered(hosts(text)));
         texts(self.settle())
     }
 
     fn exits(&mut self, host: &str, exit: Exit) -> Vec<String> {
         let launch = self.launcher.agent(&name(host)).unwrap().launch;
-        let facts = self.launcher.exited(&name(host), launch, exit, 0, self.context());
-        self.commit(&facts);
+        self.handle(Input::Exited { host: name(host), launch, exit, seed: 0 });
         texts(self.settle())
     }
 
@@ -135,11 +167,9 @@ impl Driver {
     /// The launcher ends, and another one reads its records. Its clock is another one.
     fn restarts(&mut self) {
         let (record, hosts) = self.etcd.clone();
-        self.launcher = Launcher::from_records(record, hosts);
-        self.timers = Timers::default();
-        self.discovered = None;
+        let (launcher, timers) = (Launcher::from_records(record, hosts), Timers::default());
         self.now = Millis(7);
-        self.follow();
+        self.machine = LaunchMachine::new(self.settings, launcher, timers, None, self.now);
     }
 
     fn outcome(&self) -> Option<&Outcome> {

@@ -54,8 +54,7 @@ fn after(before: &Driver, event: Event) -> Option<Driver> {
                 return None;
             }
             let (host, launch) = (host_name(index), agent.launch);
-            let facts = driver.launcher.exited(&host, launch, exit, 0, driver.context());
-            driver.commit(&facts);
+            driver.handle(Input::Exited { host, launch, exit, seed: 0 });
         }
         Event::TimePasses => driver.now = driver.launcher.deadline(driver.context())?,
         Event::Restarts => {
