@@ -13,6 +13,8 @@ pub(crate) mod machine;
 mod members;
 mod recoveries;
 mod stored_state;
+#[cfg(test)]
+mod tests;
 mod time_breakdowns;
 
 use steadfast_common::keys::Keys;
