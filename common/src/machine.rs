@@ -54,9 +54,9 @@ pub struct Moment {
 /// The facts and effects that were decided together.
 #[derive(Debug)]
 pub struct Decision<M: Machine + ?Sized> {
-    /// Facts that have no effect before the others are committed. They are committed first, in as many transactions as
-    /// needed.
-    pub ahead: Vec<M::Fact>,
+    /// Facts that have no effect before the others are committed. They are committed first, one list after the other,
+    /// each in as many transactions as needed.
+    pub ahead: Vec<Vec<M::Fact>>,
     /// Facts that are committed in one transaction.
     pub facts: Vec<M::Fact>,
     /// In the order in which they are released.

@@ -187,8 +187,10 @@ impl<M: Machine, C: Commit> Term<M, C> {
     ) -> Result<(), H::Error> {
         let Work { decision: Decision { effects: decided, .. }, ahead, transaction } = work;
         let mut effects = Vec::new();
-        for ops in ahead.into_ops().chunks(OPS_MAX) {
-            self.revision = self.committer.commit(ops).await?;
+        for list in ahead {
+            for ops in list.into_ops().chunks(OPS_MAX) {
+                self.revision = self.committer.commit(ops).await?;
+            }
         }
         if !transaction.is_empty() {
             self.revision = self.committer.commit(&transaction.into_ops()).await?;
@@ -215,22 +217,24 @@ pub fn moment(revision: i64) -> Moment {
 struct Work<M: Machine> {
     /// Its facts are in the transactions.
     decision: Decision<M>,
-    /// May be larger than one transaction.
-    ahead: Transaction,
+    /// One for each list of facts; may be larger than one transaction of etcd.
+    ahead: Vec<Transaction>,
     transaction: Transaction,
 }
 
 impl<M: Machine> Default for Work<M> {
     fn default() -> Self {
-        let (ahead, transaction) = (Transaction::default(), Transaction::default());
+        let (ahead, transaction) = (Vec::new(), Transaction::default());
         Self { decision: Decision::default(), ahead, transaction }
     }
 }
 
 impl<M: Machine> Work<M> {
     fn write<H: Host<Machine = M>>(&mut self, host: &H) {
-        for fact in self.decision.ahead.drain(..) {
-            host.write(&fact, &mut self.ahead);
+        for facts in self.decision.ahead.drain(..) {
+            let mut list = Transaction::default();
+            facts.iter().for_each(|fact| host.write(fact, &mut list));
+            self.ahead.push(list);
         }
         for fact in self.decision.facts.drain(..) {
             host.write(&fact, &mut self.transaction);

@@ -232,7 +232,7 @@ impl TrainingJob {
         let mut queue_facts = self.state.ledger.rewind(to);
         queue_facts.iter().for_each(|fact| self.state.evolve(&Fact::Queue(fact.clone())));
         let stale = stale.iter().map(|task| Fact::Queue(QueueFact::Done { round, task: *task }));
-        decision.ahead.extend(stale);
+        decision.ahead.push(stale.collect());
         for (group, prefix) in [
             (Group::Tasks, self.keys.round_prefix(round)),
             (Group::Replies, self.keys.replies_prefix()),
@@ -245,7 +245,7 @@ impl TrainingJob {
                 queue_facts.into_iter().partition(|fact| Group::of(fact) == Some(group));
             queue_facts = kept;
             info!(prefix, keys = ahead.len(), "task queues rolled back");
-            decision.ahead.extend(ahead.into_iter().map(Fact::Queue));
+            decision.ahead.push(ahead.into_iter().map(Fact::Queue).collect());
         }
         decision.facts.extend(queue_facts.into_iter().map(Fact::Queue));
     }

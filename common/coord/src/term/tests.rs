@@ -33,7 +33,7 @@ enum Input {
     /// Takes as many bytes as are asked for.
     Large(usize),
     ShowCommits,
-    /// Makes this many facts that are committed ahead of one other.
+    /// Makes this many facts, and then two, that are committed ahead of one other.
     Ahead(u64),
     End,
 }
@@ -83,7 +83,11 @@ impl Machine for Sums {
             }
             Input::Ahead(count) => {
                 let sums = (0..count).map(|it| Sum { name: format!("{it}"), sum: 0, padding: 0 });
-                decision.ahead.extend(sums);
+                decision.ahead.push(sums.collect());
+                // A key that is in the first list and sorts before it.
+                let again =
+                    ["+", "0"].map(|name| Sum { name: name.to_owned(), sum: 1, padding: 0 });
+                decision.ahead.push(again.into());
                 self.set("last".to_owned(), count, decision);
             }
             Input::ShowCommits => self.shows_commits = true,
@@ -269,13 +273,13 @@ async fn what_is_due_is_committed_until_nothing_is() {
 
 /// Nothing is answered before the last transaction, without which the others have no effect.
 #[tokio::test]
-async fn facts_ahead_are_committed_in_as_many_transactions_as_needed() {
+async fn facts_ahead_are_committed_list_by_list_in_as_many_transactions_as_needed() {
     let count = crate::OPS_MAX as u64 + 3;
     let ran = run(vec![Input::Ahead(count), Input::End], Vec::new(), 9).await;
     let sizes: Vec<usize> = ran.commits.iter().map(Vec::len).collect();
-    assert_eq!(sizes, [crate::OPS_MAX, 3, 1]);
+    assert_eq!(sizes, [crate::OPS_MAX, 3, 2, 1]);
     assert_eq!(ran.answers, [format!("last={count}")]);
-    for commits_max in 0..3 {
+    for commits_max in 0..4 {
         let ran = run(vec![Input::Ahead(count), Input::End], Vec::new(), commits_max).await;
         assert_eq!((ran.answers.len(), ran.end.is_err()), (0, true));
     }
