@@ -45,7 +45,9 @@ pub(crate) enum Start<'a> {
 pub(crate) struct Stored {
     /// All manifests by id.
     pub manifests: Vec<Candidate>,
-    /// Tasks of the next round: a master that died during a rollback may have left keys of another checkpoint's queues.
+    /// The round after the present one, if queues may be rolled back to it.
+    pub round: Option<u64>,
+    /// Tasks of that round: a master that died during a rollback may have left keys of another checkpoint's queues.
     pub stale: Vec<TaskId>,
 }
 
@@ -67,13 +69,15 @@ pub(crate) struct RolledBack {
 impl TrainingJob {
     /// Returns what was read from etcd; asks for it if nothing was.
     pub(crate) fn stored(&mut self, decision: &mut Decision) -> Option<Stored> {
-        if self.stored.is_none() {
-            let is_rewound =
-                self.job.record.spec.mode == Mode::Async && self.state.generation.is_some();
-            let round = is_rewound.then(|| self.state.ledger.head().round + 1);
+        let is_rewound =
+            self.job.record.spec.mode == Mode::Async && self.state.generation.is_some();
+        let round = is_rewound.then(|| self.state.ledger.head().round + 1);
+        // A pass may have ended since it was read.
+        let stored = self.stored.take().filter(|stored| stored.round == round);
+        if stored.is_none() {
             decision.effects.push(Effect::Read { round });
         }
-        self.stored.take()
+        stored
     }
 
     /// Begins a generation from the latest valid checkpoint (or the chosen one), or from the start if

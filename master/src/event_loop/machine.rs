@@ -211,10 +211,11 @@ impl Machine for TrainingJob {
         if self.is_over() {
             return self.reject_rollback(decision);
         }
-        if self.expire(moment, decision) == Progress::Decided
+        // First: no round begins while keys of it are left.
+        if self.delete_finished(decision) == Progress::Decided
+            || self.expire(moment, decision) == Progress::Decided
             || self.run_rollback(moment, decision) == Progress::Decided
             || self.follow_members(moment, decision) == Progress::Decided
-            || self.delete_finished(decision) == Progress::Decided
         {
             return;
         }

@@ -72,10 +72,11 @@ pub(crate) async fn read(
     facts.extend(json(etcd, &keys.result()).await?.map(Fact::Result));
     facts.iter().for_each(|fact| state.evolve(fact));
     if mode == Mode::Async {
-        // An earlier master may not have deleted all of them.
+        // An earlier master may not have deleted all of them. Those of a later round are of a rollback in whose middle
+        // it died: when the present pass ends, they must not become tasks of the next.
         let view = etcd.list(&keys.tasks_prefix()).await?;
         let rounds = view.entries.keys().filter_map(|key| keys.round_of(key));
-        state.stale_rounds = rounds.filter(|it| *it < state.ledger.head().round).collect();
+        state.stale_rounds = rounds.filter(|it| *it != state.ledger.head().round).collect();
     }
     Ok(state)
 }
@@ -98,10 +99,12 @@ pub(crate) async fn read_stored(
         record: entry.json().map_err(|error| error.to_string()),
     });
     let manifests = manifests.collect();
-    let Some(round) = round else { return Ok(Stored { manifests, stale: Vec::new() }) };
-    let tasks = etcd.list(&keys.round_prefix(round)).await?;
-    let stale = tasks.entries.keys().filter_map(|key| keys.task_of(round, key)).collect();
-    Ok(Stored { manifests, stale })
+    let mut stored = Stored { manifests, round, stale: Vec::new() };
+    if let Some(round) = round {
+        let tasks = etcd.list(&keys.round_prefix(round)).await?;
+        stored.stale = tasks.entries.keys().filter_map(|key| keys.task_of(round, key)).collect();
+    }
+    Ok(stored)
 }
 
 /// Reads which checkpoint is the latest. For an unreadable pointer it returns an id that does not exist,
