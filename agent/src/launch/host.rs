@@ -111,6 +111,10 @@ impl Host for LaunchHost<'_> {
             }
             Effect::Exited { host, exit, has_failed } => {
                 self.driver.note_end(&host, exit, has_failed);
+                // A signal during the commit comes before what the end makes due.
+                if self.shutdown.is_draining() && !self.driver.is_draining {
+                    return Ok(Some(self.driver.drain(machine)));
+                }
             }
             Effect::Changed => self.driver.show(machine),
         }
