@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use steadfast_common::status::{JobStatus, Wait};
+use steadfast_common::status::{Document, JobStatus, Metric, Wait};
 use steadfast_coord::now;
 use steadfast_master_core::rate::Rate;
 use steadfast_store::Location;
@@ -61,10 +61,9 @@ impl Acting {
         let left = left.map(|left| left as f64 / status.examples_per_second);
         status.seconds_left = left.filter(|seconds| seconds.is_finite());
         status.master.address.clone_from(&source.address);
-        let Health { committed, failures_in_a_row, error, last } = self.checkpoints.health();
+        let Health { committed, failures_in_a_row, error, .. } = self.checkpoints.health();
         (status.checkpoints_committed, status.checkpoint_error) = (committed, error);
         status.checkpoint_failures = failures_in_a_row;
-        status.checkpoint_age = last.map(|last| last.elapsed().as_secs_f64());
         status.tables = self.tables.latest();
         if let Some(stream) = &self.stream {
             status.waits.extend(stream.waiting(&snapshot).map(|why| Wait::of_job("", why)));
@@ -72,5 +71,15 @@ impl Acting {
         }
         status.waiting = status.waits.iter().map(|wait| wait.why.clone()).collect();
         status
+    }
+
+    /// Describes the status, with the metrics that change all the time.
+    pub fn document(&self) -> Document {
+        let mut document = self.status().document();
+        let help = "Time since this master committed a checkpoint";
+        let age = self.checkpoints.health().last.map(|last| last.elapsed().as_secs_f64());
+        let age = age.map(|age| Metric::gauge("steadfast_checkpoint_age_seconds", help, age));
+        document.metrics.extend(age);
+        document
     }
 }

@@ -127,6 +127,12 @@ fn reasons(error: Option<&String>, document: &Document) -> Vec<String> {
             reasons.push(why);
         }
     }
+    let rows = document.sections.iter().filter_map(|section| match &section.body {
+        Body::Rows(rows) => Some(rows),
+        Body::Table(_) | Body::Curves(..) | Body::Events(_) => None,
+    });
+    let errors = rows.flatten().filter(|row| row.level == Level::Bad && row.label == "error");
+    reasons.extend(errors.map(|row| plain(&row.value.text(0))));
     if REASONS_SHOWN < reasons.len() {
         let more = reasons.len() - REASONS_SHOWN;
         reasons.truncate(REASONS_SHOWN);

@@ -65,9 +65,6 @@ pub struct JobStatus {
     /// Checkpoints that this master has committed.
     #[serde(default)]
     pub checkpoints_committed: u64,
-    /// Seconds since the last of them.
-    #[serde(default)]
-    pub checkpoint_age: Option<f64>,
     /// State of saving the final model, once training is over.
     #[serde(default)]
     pub saving: Saving,
@@ -487,15 +484,7 @@ impl JobStatus {
         let row = row.counter("steadfast_checkpoints", help, self.checkpoints_committed);
         let (metric, help) =
             ("steadfast_checkpoint_failures_in_a_row", "Consecutive failed checkpoints");
-        let mut row = row.gauge(metric, help, self.checkpoint_failures);
-        if let Some(age) = self.checkpoint_age {
-            let help = "Time since this master committed a checkpoint";
-            row = row.note(format!(" ({} ago)", span(age))).gauge(
-                "steadfast_checkpoint_age_seconds",
-                help,
-                age,
-            );
-        }
+        let row = row.gauge(metric, help, self.checkpoint_failures);
         let error = self.checkpoint_error.as_ref();
         let error = error.map(|it| Row::error("error", format!("no new checkpoint: {it}")));
         std::iter::once(row).chain(error).collect()

@@ -242,7 +242,9 @@ fn waits(event_loop: &TrainingJob, status: &JobStatus, details: &Details) -> Vec
         );
         waits.push(Wait::of_job(who.unwrap_or_default(), why));
     }
-    waits.extend(event_loop.lane_suspects().into_iter().map(|why| Wait::of_job("", why)));
+    if status.mode == Mode::Sync {
+        waits.extend(event_loop.lane_suspects().into_iter().map(|why| Wait::of_job("", why)));
+    }
     waits.extend(details.failing.iter().map(|(task, reason)| {
         let why =
             format!("the pass may wait for task {task}, which could not be computed: {reason}");

@@ -1,9 +1,7 @@
 //! The status of a master, whatever it does: acts for a job of either kind, waits, or is a standby.
 
-use std::sync::Arc;
-
 use serde_json::{Value, json};
-use steadfast_common::status::{Document, ElasticStatus, JobStatus, StandbyStatus};
+use steadfast_common::status::{Document, StandbyStatus};
 use tokio::sync::watch;
 
 use crate::acting::Acting;
@@ -19,13 +17,6 @@ pub(crate) struct StatusView {
     pub waits: watch::Receiver<Option<String>>,
 }
 
-/// A status of any kind.
-enum AnyStatus {
-    Training(Box<JobStatus>),
-    Elastic(Arc<ElasticStatus>),
-    Standby(StandbyStatus),
-}
-
 impl StatusView {
     /// Returns whether this master holds the lock.
     pub fn is_acting(&self) -> bool {
@@ -34,27 +25,21 @@ impl StatusView {
     }
 
     pub fn json(&self) -> Value {
-        match self.read() {
-            AnyStatus::Training(status) => json!(status),
-            AnyStatus::Elastic(status) => json!(*status),
-            AnyStatus::Standby(status) => json!(status),
+        if let Some(acting) = &*self.acting.borrow() {
+            return json!(acting.status());
         }
+        self.elastic.borrow().status().map_or_else(|| json!(self.standby()), |it| json!(*it))
     }
 
     pub fn document(&self) -> Document {
-        match self.read() {
-            AnyStatus::Training(status) => status.document(),
-            AnyStatus::Elastic(status) => status.document(),
-            AnyStatus::Standby(status) => status.document(&self.job),
+        if let Some(acting) = &*self.acting.borrow() {
+            return acting.document();
         }
+        let elastic = self.elastic.borrow().status();
+        elastic.map_or_else(|| self.standby().document(&self.job), |it| it.document())
     }
 
-    fn read(&self) -> AnyStatus {
-        let acting = self.acting.borrow().clone();
-        match (acting, self.elastic.borrow().status()) {
-            (Some(acting), _) => AnyStatus::Training(Box::new(acting.status())),
-            (None, Some(status)) => AnyStatus::Elastic(status),
-            (None, None) => AnyStatus::Standby(StandbyStatus::new(self.waits.borrow().clone())),
-        }
+    fn standby(&self) -> StandbyStatus {
+        StandbyStatus::new(self.waits.borrow().clone())
     }
 }
