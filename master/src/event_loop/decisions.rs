@@ -192,6 +192,9 @@ impl TrainingJob {
         decision: &mut Decision,
     ) -> Result<TaskReply, ControlError> {
         self.check_caller(generation, request.trainer)?;
+        if self.job.record.spec.mode == Mode::Sync {
+            return Err(ControlError::NoQueue);
+        }
         let (pass, facts) = (self.state.ledger.head().pass, decision.facts.len());
         let late = self.live.deadlines.late(moment.now);
         let answer = self.draft(decision, |draft, limits| draft.next_task(request, &late, limits));

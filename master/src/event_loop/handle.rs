@@ -197,6 +197,8 @@ pub enum ControlError {
     AllFailed { pass: Pass },
     #[error("the job has no such task")]
     NoSuchTask,
+    #[error("a synchronous job has no task queue: its trainers compute lanes")]
+    NoQueue,
     #[error("another trainer was elected")]
     NotElected,
     #[error("checkpoint {0} does not exist; `steadfast checkpoint list` lists all")]
@@ -225,9 +227,10 @@ impl ControlError {
         match self {
             Self::OtherGeneration { .. } | Self::NotElected => ErrorKind::Stale,
             Self::UnknownTrainer(_) => ErrorKind::NotYet,
-            Self::AllFailed { .. } | Self::NoSuchTask | Self::NotRestorable { .. } => {
-                ErrorKind::Invalid
-            }
+            Self::AllFailed { .. }
+            | Self::NoSuchTask
+            | Self::NoQueue
+            | Self::NotRestorable { .. } => ErrorKind::Invalid,
             Self::NoSuchCheckpoint(_) => ErrorKind::NotFound,
             Self::NeedsForce { .. } | Self::Over => ErrorKind::Conflict,
             Self::NotAllSlots

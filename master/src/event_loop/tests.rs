@@ -7,10 +7,13 @@ use std::sync::{Arc, Mutex};
 
 use futures::executor::block_on;
 use steadfast_common::dataset::{Chunk, Manifest};
-use steadfast_common::ids::{Incarnation, Lane, Pass, RequestId, Slot, TaskId, TrainerId, Version};
+use steadfast_common::ids::{
+    Generation, Incarnation, Lane, Pass, RequestId, Slot, TaskId, TrainerId, Version,
+};
 use steadfast_common::job_file;
 use steadfast_common::keys::Keys;
 use steadfast_common::layout::ParamSpec;
+use steadfast_common::machine::{Decision, Machine, Moment};
 use steadfast_common::placement::PlacementRecord;
 use steadfast_common::position::Position;
 use steadfast_common::records::{
@@ -27,7 +30,7 @@ use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use super::effects::{Answer, Effect};
-use super::handle::{Event, Reply};
+use super::handle::{ControlError, Event, Reply};
 use super::live_state::LiveState;
 use super::machine::{Input, TrainingJob};
 use super::members::Views;
@@ -422,8 +425,8 @@ fn job(mode: &str, tasks: u32) -> Job {
     Job::new(JobRecord { format, spec, digest, store, manifest: manifest_digest, base }, manifest)
 }
 
-/// Runs one master after the other until all changes have happened; returns the number of commits.
-fn run(job: &Job, changes: &[Change], death: Death) -> usize {
+/// Returns a job to which `changes` will happen.
+fn world(job: &Job, changes: &[Change], death: Death) -> Outside {
     let keys = Keys::of_job("x");
     let store = Store {
         keys: keys.clone(),
@@ -433,24 +436,34 @@ fn run(job: &Job, changes: &[Change], death: Death) -> usize {
         death,
         abandoned: BTreeSet::new(),
     };
-    let memory = Memory(Arc::new(Mutex::new(store)));
-    let mut outside = Outside {
+    Outside {
         job: job.clone(),
-        memory: memory.clone(),
-        keys: keys.clone(),
+        memory: Memory(Arc::new(Mutex::new(store))),
+        keys,
         changes: changes.iter().copied().collect(),
         count: 0,
         slots: BTreeMap::new(),
         trainers: BTreeSet::new(),
         checkpoints: 0,
-    };
+    }
+}
+
+/// Returns the machine of a new master.
+fn machine(outside: &Outside, epoch: i64) -> TrainingJob {
+    let Outside { job, memory, keys, .. } = outside;
+    let state = block_on(stored_state::read(memory, keys, job)).unwrap();
+    let lanes = Lanes::new(job.record.spec.sync.lanes, 0);
+    let live = LiveState::new(lanes, Position::default(), Recoveries::default());
+    let (gate, views) = (Arc::default(), outside.views());
+    TrainingJob::new(job.clone(), keys.clone(), epoch, state, live, views, gate)
+}
+
+/// Runs one master after the other until all changes have happened; returns the number of commits.
+fn run(job: &Job, changes: &[Change], death: Death) -> usize {
+    let mut outside = world(job, changes, death);
+    let memory = outside.memory.clone();
     for epoch in 1.. {
-        let state = block_on(stored_state::read(&memory, &keys, job)).unwrap();
-        let lanes = Lanes::new(job.record.spec.sync.lanes, 0);
-        let live = LiveState::new(lanes, Position::default(), Recoveries::default());
-        let (gate, views) = (Arc::default(), outside.views());
-        let machine = TrainingJob::new(job.clone(), keys.clone(), epoch, state, live, views, gate);
-        let (term, _requests) = Term::new(machine, memory.clone());
+        let (term, _requests) = Term::new(machine(&outside, epoch), memory.clone());
         match block_on(term.run(&mut outside, pending())) {
             Err(Stop::Died) => {}
             Err(Stop::Done) | Ok(_) => break,
@@ -480,6 +493,25 @@ fn explore(mode: &str) {
         }
     }
     assert!(CHANGES.len().pow(3) * 3 < runs, "{runs} runs");
+}
+
+/// A trainer of another job, or a bug in one, must not leave queues that no one reads.
+#[test]
+fn a_synchronous_job_dispatches_no_task() {
+    let mut outside = world(&job("", 3), &[], Death::Never);
+    outside.trainers.insert(1);
+    let (mut job, mut decision) = (machine(&outside, 1), Decision::default());
+    let (id, report, wants, held) = (RequestId(Uuid::nil()), None, Wants::Task, None);
+    let request = Request { id, trainer: trainer(1), report, wants, held };
+    let (done, time_breakdown, reply) = (None, None, reply());
+    let generation = Generation(0);
+    let event = Event::NextTask { generation, request, done, time_breakdown, reply };
+    job.handle(Moment::default(), Input::Request(event), &mut decision);
+    assert!(decision.facts.is_empty(), "{:?}", decision.facts);
+    let [Effect::Answer(Answer::Task(_, Err(error)))] = &decision.effects[..] else {
+        panic!("{:?}", decision.effects)
+    };
+    assert_eq!(*error, ControlError::NoQueue);
 }
 
 /// The first masters die, too.
