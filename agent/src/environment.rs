@@ -1,9 +1,8 @@
 //! The environment variables of workers: those of torchrun, of TensorFlow, and our own.
 
-use std::ops::Add;
-
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use steadfast_agent_core::round::Past;
 use steadfast_common::ids::NodeId;
 use steadfast_common::rendezvous::{MemberRecord, RoundRecord};
 
@@ -16,25 +15,6 @@ pub(crate) struct NodeInfo {
     pub ports: NodePorts,
     #[serde(flatten)]
     pub past: Past,
-}
-
-/// How earlier rounds ended for the workers of a node, or of several nodes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Past {
-    /// Failures of workers, and losses of the registration. They explain that collectives of others failed.
-    #[serde(default)]
-    pub incidents: u64,
-    /// How often workers left a round for a reason that their agent did not know.
-    #[serde(default)]
-    pub left: u64,
-}
-
-impl Add for Past {
-    type Output = Self;
-
-    fn add(self, other: Self) -> Self {
-        Self { incidents: self.incidents + other.incidents, left: self.left + other.left }
-    }
 }
 
 /// A round, as one of its members sees it.
@@ -64,17 +44,6 @@ pub(crate) struct Fixed {
 }
 
 impl Place {
-    /// Returns whether workers left the round before this one although no node and no worker of it was lost:
-    /// their collectives disagree, and would again.
-    pub fn follows_a_failure_of_its_own(&self, before: &Self) -> bool {
-        let nodes = |place: &Self| {
-            place.record.members.iter().map(|member| member.node).collect::<Vec<_>>()
-        };
-        nodes(before) == nodes(self)
-            && before.past.incidents == self.past.incidents
-            && before.past.left < self.past.left
-    }
-
     pub fn own(&self) -> &MemberRecord {
         &self.record.members[self.rank]
     }
@@ -170,20 +139,6 @@ mod tests {
             past: Past::default(),
             rank: 1,
         }
-    }
-
-    #[test]
-    fn workers_that_leave_without_a_loss_have_failed() {
-        let before = place();
-        let after = |past| Place { past, ..place() };
-        let left = after(Past { incidents: 0, left: 2 });
-        assert!(left.follows_a_failure_of_its_own(&before));
-        let explained = after(Past { incidents: 1, left: 2 });
-        assert!(!explained.follows_a_failure_of_its_own(&before));
-        assert!(!after(Past::default()).follows_a_failure_of_its_own(&before));
-        let mut fewer = left;
-        fewer.record.members.pop();
-        assert!(!fewer.follows_a_failure_of_its_own(&before));
     }
 
     fn uuid(id: u128) -> uuid::Uuid {

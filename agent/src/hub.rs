@@ -159,9 +159,9 @@ impl Hub {
         });
     }
 
-    /// Returns whether a worker has asked for something.
-    pub fn is_connected(&self, local_rank: u32) -> bool {
-        self.shared.lock().connected.contains(&local_rank)
+    /// Returns the local ranks of the workers that have asked for something.
+    pub fn connected(&self) -> BTreeSet<u32> {
+        self.shared.lock().connected.clone()
     }
 
     /// Returns the local ranks of the workers that are ready to leave `round`.

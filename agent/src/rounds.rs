@@ -7,17 +7,20 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures::FutureExt;
+use steadfast_agent_core::round::{
+    self, Action, Answer, End, Group, Input, Limits, Next, Over, RoundMachine, View, WorkerExit,
+};
 use steadfast_client::{Change, Exited, NodeError, NodeSession, RoundOver, until_over};
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::Round;
 use steadfast_process::{Failure, Shutdown};
 use steadfast_proto::v1::NodeReport;
-use steadfast_supervise::{Signal, WorkerSet};
+use steadfast_supervise::{Exit, Signal, WorkerSet};
 use tokio::time::{Instant, interval, sleep, sleep_until, timeout};
 use tracing::{error, info, warn};
 
 use crate::args::RunArgs;
-use crate::environment::{Past, Place};
+use crate::environment::Place;
 use crate::hub::Hub;
 use crate::metrics::{Counts, RunResult};
 use crate::ports::HeldPorts;
@@ -40,40 +43,32 @@ const HANG_CHECK: Duration = Duration::from_millis(200);
 /// A time that does not come.
 const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// How a round ended for the workers of this node.
-#[derive(Debug)]
-enum RoundEnd {
-    /// All workers have succeeded.
-    Succeeded,
-    /// The workers stay for the next round: all that run have left this one.
-    Stay,
-    /// The workers are stopped, and started again in the next round.
-    Restart,
-    /// A worker failed, and no restart is left.
-    Exhausted,
-    JobEnded,
-    Refused(Failure),
-    Interrupted,
-}
-
 /// The workers of this node.
-#[derive(Default)]
 struct Workers {
     set: WorkerSet,
-    /// The workers that run, by local rank.
-    running: BTreeSet<usize>,
-    has_succeeded: bool,
-    /// The registration was lost in this round.
-    is_unregistered: bool,
+    rounds: RoundMachine,
     /// When the grace ends, once this node leaves.
     end_by: Option<Instant>,
-    past: Past,
+}
+
+/// What actions have an effect on, besides the workers.
+struct Surroundings<'a> {
+    args: &'a RunArgs,
+    counts: &'a Counts,
+    hub: &'a Hub,
 }
 
 impl Agent<'_> {
     /// Runs one round after the other.
     pub async fn rounds(&mut self, shutdown: &Shutdown) -> Result<ExitCode, Failure> {
-        let mut workers = Workers::default();
+        let limits = Limits {
+            restarts_max: self.args.max_restarts,
+            reset_timeout: self.args.reset_timeout,
+            grace: self.args.grace,
+            hang_timeout: self.args.hang_timeout,
+        };
+        let rounds = RoundMachine::new(limits);
+        let mut workers = Workers { set: WorkerSet::default(), rounds, end_by: None };
         let ended = self.rounds_of(&mut workers, shutdown).await;
         // First, so that the others know why their collectives fail while the workers here end.
         self.membership.leave().await;
@@ -87,7 +82,6 @@ impl Agent<'_> {
         workers: &mut Workers,
         shutdown: &Shutdown,
     ) -> Result<ExitCode, Failure> {
-        let mut before: Option<Place> = None;
         loop {
             self.readiness.set_not_ready("joins a round");
             let joined = tokio::select! {
@@ -103,29 +97,15 @@ impl Agent<'_> {
                 },
             };
             self.note_round(&place);
-            if before.is_some_and(|before| place.follows_a_failure_of_its_own(&before)) {
-                let reason = format!(
-                    "the workers left the round before {}: a collective failed, and no node or worker was lost",
-                    place.record.round
-                );
-                self.counts.note_exit(reason.clone());
-                if !may_go_on(self.args, &self.counts, &reason, &[], None) {
-                    return Ok(self.give_up().await);
-                }
-            }
-            drop(held);
-            self.start(&place, workers).await?;
-            self.readiness.set_ready();
-            let ended = self.watch(&place, workers, shutdown).await;
-            if std::mem::take(&mut workers.is_unregistered) {
+            let ended = self.watch(&place, held, workers, shutdown).await?;
+            if workers.rounds.is_unregistered() {
                 warn!("the registration was lost; registering again");
-                workers.past.incidents += 1;
                 self.membership.forget();
             }
             match ended {
-                RoundEnd::Stay => {}
-                RoundEnd::Restart => self.stop(workers, shutdown).await,
-                RoundEnd::Succeeded => {
+                End::Stay => {}
+                End::Restart => self.stop(workers, shutdown).await,
+                End::Succeeded => {
                     self.counts.note_run(RunResult::Success);
                     let exit = self.membership.exit(self.args.exit_barrier_timeout);
                     let exited = tokio::select! {
@@ -141,12 +121,11 @@ impl Agent<'_> {
                         Exited::Again => {}
                     }
                 }
-                RoundEnd::Exhausted => return Ok(self.give_up().await),
-                RoundEnd::JobEnded => return self.job_ended().await,
-                RoundEnd::Refused(failure) => return Err(failure),
-                RoundEnd::Interrupted => return Ok(shutdown.exit_code()),
+                End::Exhausted => return Ok(self.give_up().await),
+                End::JobEnded => return self.job_ended().await,
+                End::Refused { kind, message } => return Err(Failure { kind, message }),
+                End::Interrupted => return Ok(shutdown.exit_code()),
             }
-            before = Some(place);
         }
     }
 
@@ -157,23 +136,17 @@ impl Agent<'_> {
         workers: &mut Workers,
     ) -> Result<Option<(Place, HeldPorts)>, Failure> {
         let Self { args, membership, host, base, hub, counts, .. } = self;
-        let mut joining = std::pin::pin!(join(membership, args, host, *base, workers.past));
+        let surroundings = Surroundings { args, counts, hub };
+        let past = workers.rounds.past();
+        let mut joining = std::pin::pin!(join(membership, args, host, *base, past));
         loop {
             let (index, exit) = tokio::select! {
                 biased;
                 joined = &mut joining => return joined.map(Some),
-                Some(ended) = workers.set.next_exit(), if !workers.running.is_empty() => ended,
+                Some(ended) = workers.set.next_exit(), if workers.rounds.runs() => ended,
             };
-            workers.running.remove(&index);
-            // The join in progress has told the others of the past before: they learn of this in the next one.
-            workers.past.incidents += 1;
-            hub.forget(index as u32);
-            if exit.is_success() {
-                continue;
-            }
-            let reason = format!("worker {index} of this node ended with {exit} between rounds");
-            counts.note_exit(reason.clone());
-            if !may_go_on(args, counts, &reason, unseen(args, index, &exit), None) {
+            let input = exited(args, index, &exit);
+            if let Next::End(_) = surroundings.pass(&View::default(), input, workers) {
                 return Ok(None);
             }
         }
@@ -191,27 +164,29 @@ impl Agent<'_> {
         );
     }
 
-    /// Starts the workers that do not run, and answers those that wait for the round.
-    async fn start(&mut self, place: &Place, workers: &mut Workers) -> Result<(), Failure> {
+    /// Starts the workers that are missing, and answers those that wait for the round.
+    async fn start(
+        &self,
+        place: &Place,
+        missing: &BTreeSet<u32>,
+        set: &mut WorkerSet,
+    ) -> Result<(), Failure> {
         let specs = self.specs(place);
-        for index in &workers.running {
+        let is_missing = |index: &usize| missing.contains(&(*index as u32));
+        for index in (0..specs.len()).filter(|index| !is_missing(index)) {
             // Before the worker learns of the round: what it prints in it has its rank there.
-            let rank = place.own().first_rank + *index as u32;
-            workers.set.workers()[*index].set_prefix(&prefix(rank));
+            let rank = place.own().first_rank + index as u32;
+            set.workers()[index].set_prefix(&prefix(rank));
         }
         self.hub.begin(place);
-        if workers.running.is_empty() {
-            workers.set = self.supervisor.start_all(&specs).await.map_err(start_failure)?;
+        if missing.len() == specs.len() {
+            *set = self.supervisor.start_all(&specs).await.map_err(start_failure)?;
         } else {
-            for (index, spec) in specs.iter().enumerate() {
-                if !workers.running.contains(&index) {
-                    let worker = self.supervisor.start(spec).map_err(start_failure)?;
-                    workers.set.replace(index, worker);
-                }
+            for (index, spec) in specs.iter().enumerate().filter(|(index, _)| is_missing(index)) {
+                let worker = self.supervisor.start(spec).map_err(start_failure)?;
+                set.replace(index, worker);
             }
         }
-        workers.running = (0..specs.len()).collect();
-        workers.has_succeeded = false;
         self.counts.workers.store(specs.len() as u32, Ordering::Relaxed);
         Ok(())
     }
@@ -228,14 +203,19 @@ impl Agent<'_> {
 
     async fn stop(&self, workers: &mut Workers, shutdown: &Shutdown) {
         workers.set.stop_by(end_signal(shutdown), self.args.grace).await;
-        workers.running.clear();
         (0..self.args.nproc_per_node).for_each(|local_rank| self.hub.forget(local_rank));
         self.counts.workers.store(0, Ordering::Relaxed);
     }
 
-    /// Watches the workers of a round until all have succeeded, have left the round, or have to be stopped.
-    async fn watch(&self, place: &Place, workers: &mut Workers, shutdown: &Shutdown) -> RoundEnd {
-        let Some(session) = self.membership.session() else { return RoundEnd::Restart };
+    /// Starts and watches the workers of a round until all have succeeded, have left the round, or have to be stopped.
+    async fn watch(
+        &self,
+        place: &Place,
+        held: HeldPorts,
+        workers: &mut Workers,
+        shutdown: &Shutdown,
+    ) -> Result<End, Failure> {
+        let session = self.membership.session().expect("a node that has joined is registered");
         let (round, counts) = (place.record.round, &self.counts);
         let report = || counts.report();
         let interval_ = self.args.monitor_interval;
@@ -244,138 +224,102 @@ impl Agent<'_> {
         let mut answering =
             std::pin::pin!(answer_suspicions(&self.hub, session, round, report, lease_ttl));
         let mut check = interval(HANG_CHECK);
-        let mut said = self.hub.subscribe();
-        // Set when the round is over: by then the workers have left it, or are killed.
-        let mut leave_by: Option<Instant> = None;
-        let mut is_over_known = false;
-        // Set when this node is to leave, while its workers take part until their next commit or check.
-        let mut drain_by: Option<Instant> = None;
-        let mut killed = BTreeSet::new();
-        let begun = Instant::now();
+        let mut told = self.hub.subscribe();
+        let surroundings = Surroundings { args: self.args, counts, hub: &self.hub };
+        let mut held = Some(held);
+        let mut begun = Instant::now();
+        let mut input = Input::Joined(group(place));
         loop {
-            said.mark_unchanged();
-            let ready = self.hub.ready(round);
-            let is_ready = |index: &usize| ready.contains(&(*index as u32));
-            let runs = !workers.running.is_empty();
-            if drain_by.is_some() && runs && workers.running.iter().all(is_ready) {
-                return RoundEnd::Interrupted;
-            }
-            if leave_by.is_none() && drain_by.is_none() && !ready.is_empty() {
-                info!(round = round.0, "a worker left the round");
-                workers.past.left += 1;
-                leave_by = Some(Instant::now() + self.args.reset_timeout);
-            }
-            if leave_by.is_some() && workers.running.iter().all(is_ready) {
-                return if workers.running.is_empty() { RoundEnd::Restart } else { RoundEnd::Stay };
-            }
-            let deadline = leave_by.unwrap_or_else(|| Instant::now() + NEVER);
-            tokio::select! {
-                biased;
-                () = shutdown.drain(), if drain_by.is_none() => {
-                    if workers.running.is_empty() && leave_by.is_none() {
-                        return RoundEnd::Succeeded;
-                    }
-                    let has_others = 1 < place.record.members.len();
-                    if !has_others || workers.running.is_empty() || !self.can_stay(workers) {
-                        return RoundEnd::Interrupted;
-                    }
-                    info!("leaving; the workers take part until their next commit or check");
-                    self.hub.note_own_change();
-                    // The other half is for what they do after the signal.
-                    drain_by = Some(Instant::now() + self.args.grace / 2);
-                    workers.end_by = Some(Instant::now() + self.args.grace);
+            told.mark_unchanged();
+            let view = self.view(round, begun, &workers.set);
+            input = match surroundings.pass(&view, input, workers) {
+                Next::Start(missing) => {
+                    drop(held.take());
+                    self.start(place, &missing, &mut workers.set).await?;
+                    self.readiness.set_ready();
+                    begun = Instant::now();
+                    Input::Look
                 }
-                () = sleep_until(drain_by.unwrap_or(begun)), if drain_by.is_some() => {
-                    warn!("the workers came to no commit or check within half the grace; others go back to their last one");
-                    return RoundEnd::Interrupted;
-                }
-                exited = workers.set.next_exit() => {
-                    let Some((index, exit)) = exited else { return RoundEnd::Succeeded };
-                    workers.running.remove(&index);
-                    let would_stay = self.hub.is_connected(index as u32);
-                    self.hub.forget(index as u32);
-                    if exit.is_success() {
-                        workers.has_succeeded = true;
-                        continue;
-                    }
-                    let rank = place.own().first_rank as usize + index;
-                    let reason = format!("the worker of rank {rank} ended with {exit}");
-                    counts.note_failure(round, format!("round {round}: {reason}"));
-                    // A worker that was killed because it did not leave the round is no cause of that.
-                    workers.past.incidents += u64::from(!killed.contains(&index));
-                    self.hub.note_own_change();
-                    // The other nodes learn of the failure from the report, which also reaches the master if this
-                    // node gives up.
-                    let asked = session.watch(round, 0, Some(report()), Duration::ZERO);
-                    let asked = tokio::select! {
+                Next::Wait => {
+                    let deadline = workers.rounds.deadline().unwrap_or(NEVER);
+                    tokio::select! {
                         biased;
-                        () = shutdown.drain() => return RoundEnd::Interrupted,
-                        asked = timeout(CAUSE_TIMEOUT, asked) => asked,
-                    };
-                    let excuse = match asked {
-                        _ if killed.contains(&index) => Some("it was killed".to_owned()),
-                        Ok(Ok(change)) if change.nodes == 0 => None,
-                        // Others may have left the round because of this failure. A worker that stays in such
-                        // cases does not exit because of them.
-                        Ok(Ok(change)) if 0 < change.nodes && would_stay => None,
-                        Ok(Ok(change)) => Some(describe(&change)),
-                        Ok(Err(error)) => Some(failure(&error).message),
-                        Err(_) => Some("no master says whether the round changed".to_owned()),
-                    };
-                    let unseen = unseen(self.args, index, &exit);
-                    if !may_go_on(self.args, &self.counts, &reason, unseen, excuse) {
-                        return RoundEnd::Exhausted;
-                    }
-                    if !self.can_stay(workers) {
-                        return RoundEnd::Restart;
-                    }
-                    leave_by.get_or_insert(Instant::now() + self.args.reset_timeout);
-                }
-                over = &mut over, if !is_over_known => {
-                    is_over_known = true;
-                    match over {
-                        RoundOver::Changed(change) => {
-                            info!(round = round.0, "round ends: {}", describe(&change));
-                            self.counts.changes.fetch_add(1, Ordering::Relaxed);
-                            self.hub.note(&change);
-                        }
-                        RoundOver::Unregistered => {
-                            workers.is_unregistered = true;
-                            self.hub.note_own_change();
-                        }
-                        RoundOver::JobEnded => return RoundEnd::JobEnded,
-                        RoundOver::Failed(error) => return RoundEnd::Refused(failure(&error)),
-                    }
-                    if !self.can_stay(workers) {
-                        return RoundEnd::Restart;
-                    }
-                    leave_by.get_or_insert(Instant::now() + self.args.reset_timeout);
-                }
-                _ = said.changed() => {}
-                never = &mut answering => match never {},
-                () = sleep_until(deadline) => {
-                    for index in workers.running.iter().filter(|index| !is_ready(index)) {
-                        let rank = place.own().first_rank as usize + index;
-                        warn!(rank, "the worker did not leave the round in time; killing it");
-                        killed.insert(*index);
-                        workers.set.kill(*index);
-                    }
-                    leave_by = Some(Instant::now() + self.args.reset_timeout);
-                }
-                _ = check.tick(), if self.args.hang_timeout.is_some() && leave_by.is_none() => {
-                    if let Some(reason) = self.hang(&workers.set, begun).await {
-                        counts.note_failure(round, format!("round {round}: {reason}"));
-                        let told = session.watch(round, 0, Some(report()), Duration::ZERO);
-                        let _ = timeout(CAUSE_TIMEOUT, told).await;
-                        workers.past.incidents += 1;
-                        return match may_go_on(self.args, &self.counts, &reason, &[], None) {
-                            true => RoundEnd::Restart,
-                            false => RoundEnd::Exhausted,
-                        };
+                        () = shutdown.drain(), if !workers.rounds.is_draining() => Input::Drain,
+                        Some((index, exit)) = workers.set.next_exit() => exited(self.args, index, &exit),
+                        over = &mut over => Input::Over(self.note_over(round, over)),
+                        _ = told.changed() => Input::Look,
+                        never = &mut answering => match never {},
+                        () = sleep_until(begun + deadline) => Input::Look,
+                        _ = check.tick(), if self.args.hang_timeout.is_some() => Input::Look,
                     }
                 }
+                Next::Ask => tokio::select! {
+                    biased;
+                    () = shutdown.drain() => Input::Drain,
+                    answer = self.ask(session, round) => Input::Answered(answer),
+                },
+                Next::ReportHang => {
+                    self.dump_stacks().await;
+                    let reported = session.watch(round, 0, Some(report()), Duration::ZERO);
+                    let _ = timeout(CAUSE_TIMEOUT, reported).await;
+                    Input::HangReported
+                }
+                Next::End(end) => return Ok(end),
+            };
+        }
+    }
+
+    /// Returns what the workers do and have told so far.
+    fn view(&self, round: Round, begun: Instant, set: &WorkerSet) -> View {
+        let last = set.workers().iter().filter_map(|worker| worker.last_output()).max();
+        let last = last.max(self.hub.last_progress());
+        View {
+            now: begun.elapsed(),
+            left: self.hub.ready(round),
+            connected: self.hub.connected(),
+            // Before the round, workers waited for it.
+            last_output: last.map(|last| last.saturating_duration_since(begun)),
+        }
+    }
+
+    /// Logs why a round is over, and tells the workers how its members change.
+    fn note_over(&self, round: Round, over: RoundOver) -> Over {
+        match over {
+            RoundOver::Changed(change) => {
+                info!(round = round.0, "round ends: {}", describe(&change));
+                self.counts.changes.fetch_add(1, Ordering::Relaxed);
+                self.hub.note(&change);
+                Over::Changed
+            }
+            RoundOver::Unregistered => Over::Unregistered,
+            RoundOver::JobEnded => Over::JobEnded,
+            RoundOver::Failed(error) => {
+                let Failure { kind, message } = failure(&error);
+                Over::Refused { kind, message }
             }
         }
+    }
+
+    /// Reports a failure to the master, and asks whether the round changed.
+    async fn ask(&self, session: &NodeSession, round: Round) -> Answer {
+        let asked = session.watch(round, 0, Some(self.counts.report()), Duration::ZERO);
+        match timeout(CAUSE_TIMEOUT, asked).await {
+            Ok(Ok(change)) => match change.nodes {
+                0 => Answer::Unchanged,
+                1.. => Answer::Added(describe(&change)),
+                ..0 => Answer::Removed(describe(&change)),
+            },
+            Ok(Err(error)) => Answer::Unknown(failure(&error).message),
+            Err(_) => Answer::Unknown("no master says whether the round changed".to_owned()),
+        }
+    }
+
+    /// Asks workers that hang for their stacks.
+    async fn dump_stacks(&self) {
+        let seconds = self.args.hang_timeout.unwrap_or_default().as_secs_f64();
+        warn!(seconds, "no output; asking the workers for their stacks");
+        self.supervisor.signaller().notify(Signal::SIGUSR1).await;
+        sleep(DUMP_TIME).await;
     }
 
     /// Tells the master that no restart is left: if too few nodes are left, the job fails.
@@ -390,27 +334,6 @@ impl Agent<'_> {
             }
         }
         ExitCode::from(WORKERS_FAILED)
-    }
-
-    /// Returns whether the workers that run can go on in the next round in the same process.
-    fn can_stay(&self, workers: &Workers) -> bool {
-        let mut running = workers.running.iter();
-        !workers.has_succeeded && running.all(|index| self.hub.is_connected(*index as u32))
-    }
-
-    /// Returns a description if no worker has printed or reported anything for the time that the user set.
-    async fn hang(&self, workers: &WorkerSet, begun: Instant) -> Option<String> {
-        let limit = self.args.hang_timeout?;
-        let last = workers.workers().iter().filter_map(|worker| worker.last_output()).max();
-        // Before the round, workers waited for it.
-        let last = last.max(self.hub.last_progress())?.max(begun);
-        if last.elapsed() < limit {
-            return None;
-        }
-        warn!(seconds = limit.as_secs_f64(), "no output; asking the workers for their stacks");
-        self.supervisor.signaller().notify(Signal::SIGUSR1).await;
-        sleep(DUMP_TIME).await;
-        Some(format!("the workers hang: no output for {limit:?} (--hang-timeout)"))
     }
 }
 
@@ -436,27 +359,80 @@ async fn answer_suspicions(
     }
 }
 
-/// Counts a failure, unless the round changed at the same time; returns whether another try is left.
-fn may_go_on(
-    args: &RunArgs,
-    counts: &Counts,
-    reason: &str,
-    last_lines: &[String],
-    change: Option<String>,
-) -> bool {
-    if let Some(change) = change {
-        info!("{reason}; not counted as a failure: {change}");
-        return true;
+/// Returns the round as the machine sees it.
+fn group(place: &Place) -> Group {
+    Group {
+        round: place.record.round,
+        nodes: place.record.members.iter().map(|member| member.node).collect(),
+        first_rank: place.own().first_rank,
+        workers: place.own().slots,
+        past: place.past,
     }
-    let restarts = counts.restarts.fetch_add(1, Ordering::Relaxed) + 1;
-    let restarts_max = args.max_restarts;
-    last_lines.iter().for_each(|line| warn!("  {line}"));
-    match restarts <= restarts_max {
-        true => warn!(restarts, restarts_max, "restarting: {reason}"),
-        false => {
-            counts.note_run(RunResult::Failure);
-            error!("{reason}; no restart is left (--max-restarts {restarts_max})");
+}
+
+/// Returns the input for the end of a worker.
+fn exited(args: &RunArgs, index: usize, exit: &Exit) -> Input {
+    let exit = match exit.is_success() {
+        true => WorkerExit::Succeeded,
+        false => WorkerExit::Failed {
+            how: exit.to_string(),
+            last_lines: unseen(args, index, exit).to_vec(),
+        },
+    };
+    Input::Exited { local_rank: index as u32, exit }
+}
+
+impl Surroundings<'_> {
+    /// Passes an input to the machine, and performs the actions.
+    fn pass(&self, view: &View, input: Input, workers: &mut Workers) -> Next {
+        let step = workers.rounds.handle(view, input);
+        step.actions.into_iter().for_each(|action| self.perform(action, workers));
+        step.next
+    }
+
+    fn perform(&self, action: Action, workers: &mut Workers) {
+        let restarts_max = self.args.max_restarts;
+        match action {
+            Action::Forget(local_rank) => self.hub.forget(local_rank),
+            Action::NoteFailure { round: Some(round), what } => {
+                self.counts.note_failure(round, what);
+            }
+            Action::NoteFailure { round: None, what } => self.counts.note_exit(what),
+            Action::TellWorkers => self.hub.note_own_change(),
+            Action::Excuse { reason, change } => {
+                info!("{reason}; not counted as a failure: {change}");
+            }
+            Action::Retry { restarts, failure } => {
+                let reason = self.count(restarts, failure);
+                warn!(restarts, restarts_max, "restarting: {reason}");
+            }
+            Action::GiveUp { restarts, failure } => {
+                let reason = self.count(restarts, failure);
+                self.counts.note_run(RunResult::Failure);
+                error!("{reason}; no restart is left (--max-restarts {restarts_max})");
+            }
+            Action::NoteLeft(round) => info!(round = round.0, "a worker left the round"),
+            Action::Leave => {
+                info!("leaving; the workers take part until their next commit or check");
+                self.hub.note_own_change();
+                workers.end_by = Some(Instant::now() + self.args.grace);
+            }
+            Action::NoteNoCommit => {
+                warn!(
+                    "the workers came to no commit or check within half the grace; others go back to their last one"
+                );
+            }
+            Action::Kill { local_rank, rank } => {
+                warn!(rank, "the worker did not leave the round in time; killing it");
+                workers.set.kill(local_rank as usize);
+            }
         }
     }
-    restarts <= restarts_max
+
+    /// Counts a failure, logs the last lines of the worker, and returns the reason.
+    fn count(&self, restarts: u32, failure: round::Failure) -> String {
+        self.counts.restarts.store(restarts, Ordering::Relaxed);
+        failure.last_lines.iter().for_each(|line| warn!("  {line}"));
+        failure.reason
+    }
 }

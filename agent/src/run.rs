@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use steadfast_agent_core::round::Past;
 use steadfast_client::{Change, Membership, NodeError, NodeIdentity, Terms};
 use steadfast_common::elastic::ElasticSpec;
 use steadfast_common::ids::NodeId;
@@ -27,7 +28,7 @@ use tracing::{info, warn};
 
 use crate::args::RunArgs;
 use crate::coordinator::{Coordinator, Settings};
-use crate::environment::{Fixed, NodeInfo, Past, Place};
+use crate::environment::{Fixed, NodeInfo, Place};
 use crate::hub::Hub;
 use crate::interface;
 use crate::launch::leash;

@@ -1,5 +1,9 @@
-//! The decision logic of `steadfast launch`: which hosts run an agent, and with how many slots. It is pure:
-//! callers pass the time and random numbers, commit the facts to etcd, and start and stop the agents.
+//! The decision logic of an agent and of `steadfast launch`. It is pure: callers pass the time and random numbers, and
+//! perform what is decided.
+//!
+//! [`round::RoundMachine`] decides what the workers of a node do, in one round after the other.
+//!
+//! The rest decides for the launcher which hosts run an agent, and with how many slots:
 //!
 //! ```text
 //!   --hosts, or the output of a script ──▶ hosts ──▶ discovery ──┐
@@ -20,6 +24,7 @@ pub mod hosts;
 pub mod launcher;
 pub mod machine;
 mod placement;
+pub mod round;
 pub mod settings;
 pub mod source;
 #[cfg(test)]

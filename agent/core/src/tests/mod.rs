@@ -7,6 +7,7 @@ mod exits;
 mod hosts;
 mod placement;
 mod recovery;
+mod rounds;
 mod walks;
 
 use std::collections::BTreeMap;
