@@ -40,7 +40,7 @@ pub(crate) struct Fixed {
     /// The role of the workers, for their own use.
     pub role: String,
     /// Where workers reach their agent.
-    pub hub: String,
+    pub agent_address: String,
 }
 
 impl Place {
@@ -91,7 +91,7 @@ impl Place {
         set("MASTER_ADDR", master.to_owned());
         set("MASTER_PORT", port.to_string());
         set("TF_CONFIG", self.tf_config(rank));
-        set("STEADFAST_AGENT", fixed.hub.clone());
+        set("STEADFAST_AGENT", fixed.agent_address.clone());
         set("STEADFAST_JOB", fixed.job.clone());
         set("STEADFAST_NODE", fixed.node.to_string());
         set("STEADFAST_ROUND", record.round.to_string());
@@ -150,9 +150,10 @@ mod tests {
     #[test]
     fn a_worker_gets_the_variables_of_torchrun_and_of_tensorflow() {
         let job = "ddp".to_owned();
-        let hub = String::new();
+        let agent_address = String::new();
         let (role, workers_max) = ("trainer".to_owned(), Some(4));
-        let fixed = Fixed { job, node: NodeId(uuid(2)), workers_max, restarts_max: 3, role, hub };
+        let fixed =
+            Fixed { job, node: NodeId(uuid(2)), workers_max, restarts_max: 3, role, agent_address };
         let variables = place().environment(&fixed, 0, 1);
         let variables: BTreeMap<&str, &str> =
             variables.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();

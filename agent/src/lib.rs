@@ -8,14 +8,13 @@
 //!                 └──────────────── as long as restarts are left (changes of the round do not count) ◀──────┘
 //! ```
 //!
-//! Workers that use `steadfast.elastic` are told of changes and stay ([`hub`]); others are restarted.
+//! Workers that use `steadfast.elastic` are told of changes and stay ([`worker_service`]); others are restarted.
 
 mod args;
 mod commits;
 mod coordinator;
 mod environment;
 mod gpus;
-mod hub;
 mod interface;
 mod launch;
 mod metrics;
@@ -25,6 +24,7 @@ mod program;
 mod rounds;
 mod run;
 mod streams;
+mod worker_service;
 
 pub use args::RunArgs;
 pub use coordinator::{RendezvousArgs, rendezvous};

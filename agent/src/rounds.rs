@@ -21,12 +21,12 @@ use tracing::{error, info, warn};
 
 use crate::args::RunArgs;
 use crate::environment::Place;
-use crate::hub::Hub;
 use crate::metrics::{Counts, RunResult};
 use crate::ports::HeldPorts;
 use crate::run::{
     Agent, WORKERS_FAILED, describe, end_signal, failure, join, prefix, start_failure, unseen,
 };
+use crate::worker_service::WorkerService;
 
 /// How long workers may take to write their stacks.
 const DUMP_TIME: Duration = Duration::from_secs(2);
@@ -55,7 +55,7 @@ struct Workers {
 struct Surroundings<'a> {
     args: &'a RunArgs,
     counts: &'a Counts,
-    hub: &'a Hub,
+    service: &'a WorkerService,
 }
 
 impl Agent<'_> {
@@ -135,8 +135,8 @@ impl Agent<'_> {
         &mut self,
         workers: &mut Workers,
     ) -> Result<Option<(Place, HeldPorts)>, Failure> {
-        let Self { args, membership, host, base, hub, counts, .. } = self;
-        let surroundings = Surroundings { args, counts, hub };
+        let Self { args, membership, host, base, service, counts, .. } = self;
+        let surroundings = Surroundings { args, counts, service };
         let past = workers.rounds.past();
         let mut joining = std::pin::pin!(join(membership, args, host, *base, past));
         loop {
@@ -178,7 +178,7 @@ impl Agent<'_> {
             let rank = place.own().first_rank + index as u32;
             set.workers()[index].set_prefix(&prefix(rank));
         }
-        self.hub.begin(place);
+        self.service.begin(place);
         if missing.len() == specs.len() {
             *set = self.supervisor.start_all(&specs).await.map_err(start_failure)?;
         } else {
@@ -203,7 +203,7 @@ impl Agent<'_> {
 
     async fn stop(&self, workers: &mut Workers, shutdown: &Shutdown) {
         workers.set.stop_by(end_signal(shutdown), self.args.grace).await;
-        (0..self.args.nproc_per_node).for_each(|local_rank| self.hub.forget(local_rank));
+        (0..self.args.nproc_per_node).for_each(|local_rank| self.service.forget(local_rank));
         self.counts.workers.store(0, Ordering::Relaxed);
     }
 
@@ -222,10 +222,10 @@ impl Agent<'_> {
         let mut over = std::pin::pin!(until_over(session, round, report, interval_).fuse());
         let lease_ttl = self.args.lease_ttl;
         let mut answering =
-            std::pin::pin!(answer_suspicions(&self.hub, session, round, report, lease_ttl));
+            std::pin::pin!(answer_suspicions(&self.service, session, round, report, lease_ttl));
         let mut check = interval(HANG_CHECK);
-        let mut told = self.hub.subscribe();
-        let surroundings = Surroundings { args: self.args, counts, hub: &self.hub };
+        let mut told = self.service.subscribe();
+        let surroundings = Surroundings { args: self.args, counts, service: &self.service };
         let mut held = Some(held);
         let mut begun = Instant::now();
         let mut input = Input::Joined(group(place));
@@ -272,11 +272,11 @@ impl Agent<'_> {
     /// Returns what the workers do and have told so far.
     fn view(&self, round: Round, begun: Instant, set: &WorkerSet) -> View {
         let last = set.workers().iter().filter_map(|worker| worker.last_output()).max();
-        let last = last.max(self.hub.last_progress());
+        let last = last.max(self.service.last_progress());
         View {
             now: begun.elapsed(),
-            left: self.hub.ready(round),
-            connected: self.hub.connected(),
+            left: self.service.ready(round),
+            connected: self.service.connected(),
             // Before the round, workers waited for it.
             last_output: last.map(|last| last.saturating_duration_since(begun)),
         }
@@ -288,7 +288,7 @@ impl Agent<'_> {
             RoundOver::Changed(change) => {
                 info!(round = round.0, "round ends: {}", describe(&change));
                 self.counts.changes.fetch_add(1, Ordering::Relaxed);
-                self.hub.note(&change);
+                self.service.note(&change);
                 Over::Changed
             }
             RoundOver::Unregistered => Over::Unregistered,
@@ -341,18 +341,18 @@ impl Agent<'_> {
 /// failed before has reported that, or is lost itself: if a master then knows of neither, the round goes on. The
 /// loop that watches the round tells them otherwise.
 async fn answer_suspicions(
-    hub: &Hub,
+    service: &WorkerService,
     session: &NodeSession,
     round: Round,
     report: impl Fn() -> NodeReport,
     lease_ttl: Duration,
 ) -> Infallible {
     loop {
-        hub.until_suspected(lease_ttl).await;
+        service.until_suspected(lease_ttl).await;
         let asked = session.watch(round, 0, Some(report()), Duration::ZERO);
         match timeout(CAUSE_TIMEOUT, asked).await {
             Ok(Ok(Change { nodes: 0, failed, .. })) if failed.is_empty() => {
-                hub.refute_suspicions(lease_ttl);
+                service.refute_suspicions(lease_ttl);
             }
             Ok(_) | Err(_) => sleep(ANSWER_RETRY).await,
         }
@@ -393,12 +393,12 @@ impl Surroundings<'_> {
     fn perform(&self, action: Action, workers: &mut Workers) {
         let restarts_max = self.args.max_restarts;
         match action {
-            Action::Forget(local_rank) => self.hub.forget(local_rank),
+            Action::Forget(local_rank) => self.service.forget(local_rank),
             Action::NoteFailure { round: Some(round), what } => {
                 self.counts.note_failure(round, what);
             }
             Action::NoteFailure { round: None, what } => self.counts.note_exit(what),
-            Action::TellWorkers => self.hub.note_own_change(),
+            Action::TellWorkers => self.service.note_own_change(),
             Action::Excuse { reason, change } => {
                 info!("{reason}; not counted as a failure: {change}");
             }
@@ -414,7 +414,7 @@ impl Surroundings<'_> {
             Action::NoteLeft(round) => info!(round = round.0, "a worker left the round"),
             Action::Leave => {
                 info!("leaving; the workers take part until their next commit or check");
-                self.hub.note_own_change();
+                self.service.note_own_change();
                 workers.end_by = Some(Instant::now() + self.args.grace);
             }
             Action::NoteNoCommit => {

@@ -29,7 +29,6 @@ use tracing::{info, warn};
 use crate::args::RunArgs;
 use crate::coordinator::{Coordinator, Settings};
 use crate::environment::{Fixed, NodeInfo, Place};
-use crate::hub::Hub;
 use crate::interface;
 use crate::launch::leash;
 use crate::metrics::Counts;
@@ -37,6 +36,7 @@ use crate::notices::pass_on;
 use crate::ports::HeldPorts;
 use crate::program::Program;
 use crate::streams::targets;
+use crate::worker_service::WorkerService;
 
 /// Exit code when the workers failed and no restart is left, or the job failed.
 pub(crate) const WORKERS_FAILED: u8 = 1;
@@ -108,7 +108,7 @@ pub(crate) struct Agent<'a> {
     logs: Option<PathBuf>,
     pub supervisor: Supervisor,
     pub counts: Arc<Counts>,
-    pub hub: Hub,
+    pub service: WorkerService,
     pub readiness: Readiness,
     _admin: AdminServer,
     /// Closes when this process dies.
@@ -157,14 +157,14 @@ impl<'a> Agent<'a> {
         let (ttl, of_job) = (args.lease_ttl, keys.clone());
         let limit = args.start_timeout;
         let membership = Membership::new(etcd.clone(), of_job, ttl, identity, terms, limit);
-        let hub = Hub::serve(membership.reason()).await?;
+        let service = WorkerService::serve(membership.reason()).await?;
         let fixed = Fixed {
             job,
             node,
             workers_max: workers_max(args),
             restarts_max: args.max_restarts,
             role: args.role.clone(),
-            hub: hub.address.clone(),
+            agent_address: service.address.clone(),
         };
         let logs = args.log_dir.as_deref().map(|it| logs(it, &fixed)).transpose()?;
         let supervisor = Supervisor::new(GuardProgram::this_program()).map_err(start_failure)?;
@@ -180,7 +180,7 @@ impl<'a> Agent<'a> {
             logs,
             supervisor,
             counts,
-            hub,
+            service,
             readiness,
             _admin,
             _liveness: liveness,

@@ -36,9 +36,9 @@ const WAIT_MAX: Duration = Duration::from_secs(10);
 /// Changes of one round that are kept. Members need to know only that there are some.
 const CHANGES_MAX: usize = 64;
 
-/// The served hub. It ends when this is dropped.
+/// The served calls of workers. Serving ends when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Hub {
+pub(crate) struct WorkerService {
     shared: Arc<Shared>,
     /// `host:port name token`: where workers connect, and what they show in each call.
     pub address: String,
@@ -46,7 +46,7 @@ pub(crate) struct Hub {
     _serving: Task<Result<(), tonic::transport::Error>>,
 }
 
-impl Drop for Hub {
+impl Drop for WorkerService {
     fn drop(&mut self) {
         self.stop.cancel();
     }
@@ -85,7 +85,7 @@ struct Suspicion {
     is_refuted: bool,
 }
 
-impl Hub {
+impl WorkerService {
     /// Serves workers of this machine and user. `reason` is what the node waits for.
     ///
     /// # Errors
