@@ -30,7 +30,7 @@ use crate::args::RunArgs;
 use crate::coordinator::{Coordinator, Settings};
 use crate::environment::{Fixed, NodeInfo, Place};
 use crate::interface;
-use crate::launch::leash;
+use crate::launch::launcher_link;
 use crate::metrics::Counts;
 use crate::notices::pass_on;
 use crate::ports::HeldPorts;
@@ -62,7 +62,7 @@ pub async fn run(args: RunArgs) -> Result<ExitCode, Failure> {
     init_logging("agent", &job, id, &args.log)?;
     let shutdown = Shutdown::install()?;
     if args.launched_on.is_some() {
-        spawn(leash::follow(shutdown.clone()));
+        spawn(launcher_link::follow(shutdown.clone()));
     }
     let mut coordinator = None;
     let mut endpoints: Vec<String> =

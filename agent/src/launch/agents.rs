@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, interval, sleep_until, timeout};
 use tracing::{debug, info, warn};
 
-use super::leash::{self, BEAT, SILENCE_MAX};
+use super::launcher_link::{ALIVE, BEAT, SILENCE_MAX, byte_of};
 use super::template::Template;
 
 /// How long an agent that was asked to stop may take, besides the time for its workers, until the connection to
@@ -256,8 +256,8 @@ impl Agent {
                     warn!(host = %self.host, "the agent has not stopped in time; ending the connection");
                     break worker.stop(Duration::ZERO).await;
                 }
-                Ok(signal) = notices.recv() => write(&mut input, leash::byte_of(signal)).await,
-                _ = beats.tick(), if input.is_some() => write(&mut input, leash::ALIVE).await,
+                Ok(signal) = notices.recv() => write(&mut input, byte_of(signal)).await,
+                _ = beats.tick(), if input.is_some() => write(&mut input, ALIVE).await,
             }
         };
         let reason = match exit.reason_lines().last() {

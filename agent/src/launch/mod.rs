@@ -6,7 +6,7 @@
 //!                           ▼
 //!   agents ──▶ an end ──▶ driver ──▶ decide ──▶ store (one transaction) ──▶ start and stop agents
 //!     │                                                                          │
-//!     └── leash: stdin of ssh, or of the agent ◀─────────────────────────────────┘
+//!     └── launcher_link: stdin of ssh, or of the agent ◀─────────────────────────┘
 //! ```
 
 mod admin;
@@ -14,7 +14,7 @@ mod agents;
 mod args;
 mod driver;
 mod host;
-pub(crate) mod leash;
+pub(crate) mod launcher_link;
 mod machine;
 mod poll;
 mod store;
