@@ -190,9 +190,10 @@ impl AsyncWorld {
         facts.iter().for_each(|fact| self.state.ledger.evolve(fact));
     }
 
-    /// Decides on a draft of the state, and commits the facts.
+    /// Decides on a copy of the state, and commits the facts.
     fn decide<T>(&mut self, decide: impl FnOnce(&mut Draft, &Limits) -> T) -> T {
-        let mut draft = Draft::of(&self.state);
+        let mut copy = self.state.clone();
+        let mut draft = Draft::of(&mut copy);
         let decided = decide(&mut draft, &self.limits);
         let of_queue = |fact| match fact {
             Fact::Queue(fact) => fact,
