@@ -19,9 +19,7 @@ use steadfast_common::spec::{LearningRateSpec, Mode, OptimizerKind, OptimizerSpe
 use steadfast_common::table::{Initial, Rows};
 use steadfast_fuzz::{seeds, within};
 use steadfast_pserver_core::block_store::{BlockStore, ShardSnapshot};
-use steadfast_pserver_core::contribution::{
-    Contributed, Contribution, Refusal, ValidatedBlock,
-};
+use steadfast_pserver_core::contribution::{Contributed, Contribution, Refusal, ValidatedBlock};
 use steadfast_pserver_core::rules::Rules;
 use steadfast_pserver_core::shard::Shard;
 use steadfast_pserver_core::sync_shard::SyncShard;
