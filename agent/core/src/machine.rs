@@ -14,7 +14,7 @@ use crate::timers::Timers;
 /// Most bytes of one change: a record of a host or of the launcher with its texts.
 const CHANGE_BYTES_MAX: usize = 4096;
 
-/// What the machine decides.
+/// The machine decides one input after the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input {
     /// An agent has ended. `seed` is a random number.
@@ -27,12 +27,12 @@ pub enum Input {
     Deadline,
 }
 
-/// What follows a commit.
+/// An effect is released after the commit of the facts that were decided with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// A fact is committed: its action can be performed.
     Committed(Fact),
-    /// What an agent's end led to is committed.
+    /// The facts that the end of an agent led to are committed.
     Exited { host: HostName, exit: Exit, has_failed: bool },
     /// The timers or the state have changed.
     Changed,

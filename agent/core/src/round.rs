@@ -26,16 +26,16 @@ pub use group::{Group, Past};
 pub use input::{Answer, Input, Over, View, WorkerExit};
 pub use step::{Action, End, Failure, Next, Step};
 
-/// What the user allows.
+/// Limits that the user has set.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Failures after which workers are started again.
     pub restarts_max: u32,
-    /// How long workers may take to leave a round that is over.
+    /// Workers that have not left a round that is over by then are stopped.
     pub reset_timeout: Duration,
-    /// How long workers may take to end when this node leaves. Half of it is for their next commit or check.
+    /// Workers have this time to end when this node leaves. Half of it is for their next commit or check.
     pub grace: Duration,
-    /// How long workers may print and report nothing.
+    /// Workers that print and report nothing for this time are taken to hang.
     pub hang_timeout: Option<Duration>,
 }
 

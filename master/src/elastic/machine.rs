@@ -24,7 +24,7 @@ const CHANGES_OF_ONE: usize = 4;
 /// Most bytes of one event, beside its data.
 const BYTES_OF_ONE: usize = CHANGES_OF_ONE * 1024;
 
-/// What the machine decides.
+/// The machine decides one input after the other.
 #[derive(Debug)]
 pub(crate) enum Input {
     Request(Event),
@@ -33,7 +33,7 @@ pub(crate) enum Input {
     Tick,
 }
 
-/// What follows a commit.
+/// An effect is released after the commit of the facts that were decided with it.
 pub(super) enum Effect {
     Answer(Answer),
     /// Wakes the requests that wait for a barrier.

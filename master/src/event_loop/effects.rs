@@ -14,7 +14,7 @@ use steadfast_master_core::saver::SaveReply;
 use crate::event_loop::handle::{ControlError, GivenUp, Reply};
 use crate::status::status_snapshot::Assignments;
 
-/// What follows a commit.
+/// An effect is released after the commit of the facts that were decided with it.
 #[derive(Debug)]
 pub(crate) enum Effect {
     Answer(Answer),

@@ -32,7 +32,7 @@ const CHANGES_OF_TASK: usize = 5;
 /// Most bytes of a change, of most of them.
 const CHANGE_BYTES: usize = 1024;
 
-/// What the machine decides.
+/// The machine decides one input after the other.
 #[derive(Debug)]
 pub(crate) enum Input {
     Request(Event),

@@ -5,7 +5,7 @@ use std::ops::Add;
 use serde::{Deserialize, Serialize};
 use steadfast_common::ids::{NodeId, Round};
 
-/// How earlier rounds ended for the workers of a node, or of several nodes.
+/// Counts how earlier rounds ended for the workers of a node, or of several nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Past {
     /// Failures of workers, and losses of the registration. They explain that collectives of others failed.
