@@ -11,7 +11,7 @@ pub struct Past {
     /// Failures of workers, and losses of the registration. They explain that collectives of others failed.
     #[serde(default)]
     pub incidents: u64,
-    /// How often workers left a round for a reason that their agent did not know.
+    /// Counts the times that workers left a round for a reason that their agent did not know.
     #[serde(default)]
     pub left: u64,
 }

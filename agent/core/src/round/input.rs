@@ -7,7 +7,7 @@ use steadfast_common::error::ErrorKind;
 
 use super::group::Group;
 
-/// What the agent sees of its workers at the time of an input. Workers are named by local rank.
+/// A view is what the agent sees of its workers at the time of an input. Workers are named by local rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct View {
     /// The time since the workers of the round were started.
@@ -20,7 +20,7 @@ pub struct View {
     pub last_output: Option<Duration>,
 }
 
-/// What the machine decides.
+/// The machine decides one input after the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input {
     /// The node is a member of another round.
@@ -39,7 +39,7 @@ pub enum Input {
     Look,
 }
 
-/// How a worker ended.
+/// A worker ended in this way.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WorkerExit {
     Succeeded,
@@ -50,7 +50,7 @@ pub enum WorkerExit {
     },
 }
 
-/// What a master knows of other nodes when a worker has failed. The texts are for users.
+/// A master answers this about other nodes when a worker has failed. The texts are for users.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// No node came or went.
@@ -63,7 +63,7 @@ pub enum Answer {
     Unknown(String),
 }
 
-/// Why a round is over.
+/// A round is over for this reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Over {
     /// Nodes wait to be added, or were lost, or a worker of another node has failed. The workers know of it.

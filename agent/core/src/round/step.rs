@@ -1,11 +1,11 @@
-//! What the machine of a node's workers decides.
+//! The machine of a node's workers decides these steps.
 
 use std::collections::BTreeSet;
 
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::Round;
 
-/// What follows an input: the actions in their order, and then what the caller waits for.
+/// A step follows an input: the actions in their order, and then what the caller waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
     pub actions: Vec<Action>,
