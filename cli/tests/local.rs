@@ -1,6 +1,8 @@
 //! Tests `steadfast local` and `steadfast status` as processes, with scripts in place of the programs of
 //! the job.
 
+#![allow(clippy::unwrap_used)]
+
 mod support;
 
 use std::fs;

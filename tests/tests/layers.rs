@@ -475,13 +475,6 @@ fn check_source(path: &Path, text: &str, banned: &[&str], errors: &mut Vec<Strin
         if is_select && lines.get(index + 1).is_none_or(|next| next.trim() != "biased;") {
             error(index + 1, "`select!` without `biased;`".to_owned());
         }
-        if code.contains(".unwrap()") {
-            error(
-                index + 1,
-                "`unwrap` outside tests; use `expect` with the reason why it cannot fail"
-                    .to_owned(),
-            );
-        }
     }
 }
 

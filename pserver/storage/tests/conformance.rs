@@ -1,5 +1,7 @@
 //! Every store behaves as a map from ids to rows.
 
+#![allow(clippy::unwrap_used)]
+
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;

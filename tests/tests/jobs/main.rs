@@ -1,6 +1,8 @@
 //! Whole jobs of real processes: under kills, network faults and invalid input, with monitoring and
 //! operator commands.
 
+#![allow(clippy::unwrap_used)]
+
 mod audit;
 mod bad_input;
 mod checkpoints;

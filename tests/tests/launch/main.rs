@@ -1,5 +1,7 @@
 //! `steadfast launch` on hosts that a fake remote shell plays, and on those of a real sshd.
 
+#![allow(clippy::unwrap_used)]
+
 mod site;
 mod sshd;
 

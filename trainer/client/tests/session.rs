@@ -1,6 +1,8 @@
 //! A session over an embedded etcd, on a current-thread runtime as `tokio::test` provides it: the client
 //! must work inside a program that has no other.
 
+#![allow(clippy::unwrap_used)]
+
 use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;

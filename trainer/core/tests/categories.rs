@@ -1,5 +1,7 @@
 //! The models of categories, which are rows of tables.
 
+#![allow(clippy::unwrap_used)]
+
 use std::sync::Arc;
 
 use steadfast_common::columns::{Column, ColumnSpec, Shape, Values};

@@ -1,5 +1,7 @@
 //! Properties of every built-in model, tested through the public interface.
 
+#![allow(clippy::unwrap_used)]
+
 use std::sync::Arc;
 
 use steadfast_common::compression::Codec;

@@ -1,5 +1,7 @@
 //! Datasets in all formats: splitting into tasks, and reading.
 
+#![allow(clippy::unwrap_used)]
+
 mod codecs;
 mod columns;
 mod compressed;

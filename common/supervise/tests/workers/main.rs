@@ -1,5 +1,7 @@
 //! Tests with real worker processes. The test program is also the guard and the supervising process of the tests.
 
+#![allow(clippy::unwrap_used)]
+
 mod ending;
 mod left_behind;
 mod output;
