@@ -384,6 +384,27 @@ fn targets_that_cargo_does_not_test_have_no_tests() {
     report(&errors);
 }
 
+/// A library with other features would be compiled once more for the wheel, with all that depend on it.
+#[test]
+fn the_wheel_uses_the_libraries_that_the_programs_were_built_with() {
+    let features = |packages: &[&str]| -> BTreeSet<String> {
+        let output = Command::new(env!("CARGO"))
+            .args(["tree", "--offline", "--edges", "normal,build", "--prefix", "none"])
+            .args(["--format", "{p} [{f}]", "--no-dedupe"])
+            .args(packages)
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .output()
+            .expect("cargo tree runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let text = String::from_utf8(output.stdout).expect("cargo prints text");
+        text.lines().map(str::to_owned).collect()
+    };
+    let all = features(&["--workspace", "--features", "steadfast-pserver/rocksdb"]);
+    let of_wheel = features(&["--package", "steadfast-python"]);
+    let other: Vec<String> = of_wheel.difference(&all).cloned().collect();
+    report(&other);
+}
+
 /// Every package is listed in the code map, in the list of directories of the README, and in the list of
 /// layers.
 #[test]
