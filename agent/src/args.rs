@@ -14,7 +14,7 @@ use crate::gpus;
 use crate::streams::{Streams, streams};
 
 /// By default only what the agent itself does is logged.
-const LOG: &str = "warn,steadfast_agent=info,steadfast_client::membership=info";
+const LOG: &str = "warn,steadfast_agent=info,steadfast_elastic_client::membership=info";
 
 /// Run a program on this node, as part of an elastic job: restart its workers when nodes come and go.
 ///

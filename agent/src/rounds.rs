@@ -10,9 +10,9 @@ use futures::FutureExt;
 use steadfast_agent_core::round::{
     self, Action, Answer, End, Group, Input, Limits, Next, Over, RoundMachine, View, WorkerExit,
 };
-use steadfast_client::{Change, Exited, NodeError, NodeSession, RoundOver, until_over};
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::Round;
+use steadfast_elastic_client::{Change, Exited, NodeError, NodeSession, RoundOver, until_over};
 use steadfast_process::{Failure, Shutdown};
 use steadfast_proto::v1::NodeReport;
 use steadfast_supervise::{Exit, Signal, WorkerSet};

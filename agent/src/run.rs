@@ -8,7 +8,6 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use steadfast_agent_core::round::Past;
-use steadfast_client::{Change, Membership, NodeError, NodeIdentity, Terms};
 use steadfast_common::elastic::ElasticSpec;
 use steadfast_common::ids::NodeId;
 use steadfast_common::keys::Keys;
@@ -16,6 +15,7 @@ use steadfast_common::records::{JobOutcome, ResultRecord};
 use steadfast_common::rendezvous::{AgentRecord, Runner};
 use steadfast_common::role::Role;
 use steadfast_coord::{Etcd, EtcdOptions, backoff};
+use steadfast_elastic_client::{Change, Membership, NodeError, NodeIdentity, Terms};
 use steadfast_host::random;
 use steadfast_host::task::spawn;
 use steadfast_process::{

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use steadfast_client::Change;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::Round;
+use steadfast_elastic_client::Change;
 use steadfast_host::random;
 use steadfast_host::task::Task;
 use steadfast_net::{Port, TlsIdentity};

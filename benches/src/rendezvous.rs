@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::future::join_all;
-use steadfast_client::{Change, Entered, Joined, NodeIdentity, NodeSession, Terms};
 use steadfast_common::ids::{NodeId, Phase, Round};
 use steadfast_common::keys::Keys;
 use steadfast_common::rendezvous::{AgentRecord, PORTS_TAG, RoundRecord, Runner};
 use steadfast_coord::Etcd;
+use steadfast_elastic_client::{Change, Entered, Joined, NodeIdentity, NodeSession, Terms};
 use steadfast_net::TlsIdentity;
 use steadfast_tests::{EtcdServer, Process, Scene, free_address};
 use uuid::Uuid;

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use steadfast_client::{ClientError, Cluster, GenerationClient, Master, PserverSet, Pservers};
 use steadfast_common::compression::Codec;
 use steadfast_common::ids::TrainerId;
 use steadfast_common::job_file::parse;
@@ -15,6 +14,9 @@ use steadfast_net::TlsIdentity;
 use steadfast_net::tls::Credentials;
 use steadfast_tests::{
     Certificates, Ended, EtcdServer, Job, Process, Proxy, Scene, Signal, free_address, within,
+};
+use steadfast_training_client::{
+    ClientError, Cluster, GenerationClient, Master, PserverSet, Pservers,
 };
 use tokio::net::TcpListener;
 use uuid::Uuid;

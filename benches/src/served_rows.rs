@@ -4,13 +4,13 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
-use steadfast_client::Gradient;
 use steadfast_common::ids::{Lane, Version};
 use steadfast_common::layout::ParamSpec;
 use steadfast_common::row_ids::RowIds;
 use steadfast_common::table::{ID_BYTES, Initial, Rows, encode_ids};
 use steadfast_proto::v1::BlockData;
 use steadfast_tests::{EtcdServer, Scene};
+use steadfast_training_client::Gradient;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::server::UnaryService;
 use tonic::{Request, Response, Status};

@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
-use steadfast_client::{HeldTasks, NextTask, TaskOutcome};
 use steadfast_common::ids::{TrainerId, Version};
 use steadfast_common::layout::ParamSpec;
 use steadfast_common::status::TimeBreakdown;
 use steadfast_coord::{Leadership, OPS_MAX, Op, Session};
 use steadfast_tests::{EtcdServer, Job, Scene, examples};
+use steadfast_training_client::{HeldTasks, NextTask, TaskOutcome};
 use uuid::Uuid;
 
 use crate::rig::{Rig, Via, connect};

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
-use steadfast_client::{Entered, Joined, NodeError, NodeIdentity, NodeSession, Terms};
 use steadfast_common::durations;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{NodeId, Phase, Round as RoundNumber};
@@ -15,6 +14,7 @@ use steadfast_common::keys::Keys;
 use steadfast_common::records::{JobOutcome, ResultRecord};
 use steadfast_common::rendezvous::{AgentRecord, RoundRecord, Runner};
 use steadfast_coord::{Etcd, EtcdOptions};
+use steadfast_elastic_client::{Entered, Joined, NodeError, NodeIdentity, NodeSession, Terms};
 use steadfast_host::random;
 use steadfast_net::TlsIdentity;
 use steadfast_process::LivenessPort;

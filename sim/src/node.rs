@@ -11,14 +11,14 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::FutureExt;
 use prometheus_client::registry::Registry;
-use steadfast_client::{
-    Entered, Exited, JoinedRound, Membership, NodeError, NodeIdentity, RoundOver, Terms, until_over,
-};
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{NodeId, Phase};
 use steadfast_common::rendezvous::{AgentRecord, Runner};
 use steadfast_common::role::Role;
 use steadfast_coord::Etcd;
+use steadfast_elastic_client::{
+    Entered, Exited, JoinedRound, Membership, NodeError, NodeIdentity, RoundOver, Terms, until_over,
+};
 use steadfast_host::random;
 use steadfast_host::time::sleep;
 use steadfast_process::{Admin, AdminContent, CommonArgs, Failure, Readiness, Shutdown};

@@ -47,9 +47,9 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
         ),
         ("steadfast-supervise", &["steadfast-common"]),
     ],
-    // The client library.
+    // The client libraries, above what both need.
     &[(
-        "steadfast-client",
+        "steadfast-master-client",
         &[
             "steadfast-common",
             "steadfast-host",
@@ -58,6 +58,30 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
             "steadfast-proto",
         ],
     )],
+    &[
+        (
+            "steadfast-training-client",
+            &[
+                "steadfast-common",
+                "steadfast-host",
+                "steadfast-net",
+                "steadfast-coord",
+                "steadfast-proto",
+                "steadfast-master-client",
+            ],
+        ),
+        (
+            "steadfast-elastic-client",
+            &[
+                "steadfast-common",
+                "steadfast-host",
+                "steadfast-net",
+                "steadfast-coord",
+                "steadfast-proto",
+                "steadfast-master-client",
+            ],
+        ),
+    ],
     // Processes. They do not import each other.
     &[
         (
@@ -101,7 +125,7 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
                 "steadfast-checkpoint",
                 "steadfast-data",
                 "steadfast-process",
-                "steadfast-client",
+                "steadfast-training-client",
             ],
         ),
     ],
@@ -118,7 +142,7 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
             "steadfast-etcd",
             "steadfast-process",
             "steadfast-supervise",
-            "steadfast-client",
+            "steadfast-elastic-client",
             "steadfast-master",
         ],
     )],
@@ -153,7 +177,7 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
                 "steadfast-proto",
                 "steadfast-coord",
                 "steadfast-process",
-                "steadfast-client",
+                "steadfast-elastic-client",
                 "steadfast-trainer",
             ],
         ),
@@ -170,7 +194,7 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
                 "steadfast-data",
                 "steadfast-etcd",
                 "steadfast-process",
-                "steadfast-client",
+                "steadfast-elastic-client",
                 "steadfast-master",
                 "steadfast-pserver",
                 "steadfast-pserver-storage",
@@ -199,7 +223,8 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
             "steadfast-trainer-core",
             "steadfast-proto",
             "steadfast-coord",
-            "steadfast-client",
+            "steadfast-training-client",
+            "steadfast-elastic-client",
             "steadfast-pserver-core",
             "steadfast-pserver-storage",
             "steadfast-tests",
@@ -258,7 +283,9 @@ const HOSTED: &[&str] = &[
     "steadfast-store",
     "steadfast-checkpoint",
     "steadfast-data",
-    "steadfast-client",
+    "steadfast-master-client",
+    "steadfast-training-client",
+    "steadfast-elastic-client",
     "steadfast-master",
     "steadfast-pserver",
     "steadfast-trainer",

@@ -3,9 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use steadfast_client::{
-    ContributionName, FailureCause, GenerationClient, Gradient, HeldTasks, NextTask, TaskOutcome,
-};
 use steadfast_common::applied_records::{RecordRange, checksum};
 use steadfast_common::dataset::Records;
 use steadfast_common::finite::bounded;
@@ -21,6 +18,9 @@ use steadfast_host::task::in_place;
 use steadfast_host::time::{Instant, sleep};
 use steadfast_net::traces::TRACE;
 use steadfast_trainer_core::{Batch, MicroBatch, Parameters, TableRows};
+use steadfast_training_client::{
+    ContributionName, FailureCause, GenerationClient, Gradient, HeldTasks, NextTask, TaskOutcome,
+};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, info_span, warn};
 

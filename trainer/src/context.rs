@@ -8,10 +8,6 @@ use futures::future::try_join_all;
 use steadfast_checkpoint::{
     EncodeError, ModelFile, TableFile, TableFileError, encode_model, table_file_name,
 };
-use steadfast_client::{
-    ClientError, FailedTask, FailureCause, FailureDecision, GenerationClient, SavedModel,
-    SaverElection, Session,
-};
 use steadfast_common::dataset::Records;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::finite::are_finite;
@@ -29,6 +25,10 @@ use steadfast_process::Failure;
 use steadfast_store::{Location, ObjectWriter};
 use steadfast_trainer_core::{
     Batch, BatchIds, Evaluation, LaneBatches, MicroBatch, Model, ModelError, Parameters, Validity,
+};
+use steadfast_training_client::{
+    ClientError, FailedTask, FailureCause, FailureDecision, GenerationClient, SavedModel,
+    SaverElection, Session,
 };
 use tokio::sync::watch;
 use tracing::{info, info_span, warn};

@@ -4,13 +4,13 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use steadfast_checkpoint::{ModelFile, encode_model};
-use steadfast_client::{ClientError, GenerationClient};
 use steadfast_common::error::ErrorKind;
 use steadfast_common::position::Position;
 use steadfast_common::spec::{JobSpec, Mode};
 use steadfast_process::Failure;
 use steadfast_store::StoreError;
 use steadfast_trainer_core::Parameters;
+use steadfast_training_client::{ClientError, GenerationClient};
 
 use crate::context::{Context, TrainError, TrainedModel};
 

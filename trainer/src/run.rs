@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use clap::Parser;
 use serde_json::json;
-use steadfast_client::{ClientError, GenerationClient, Identity, RegisterError, Registration};
 use steadfast_common::compression::Codec;
 use steadfast_common::dataset::{Manifest, ReadOptions};
 use steadfast_common::ids::{Pass, TrainerId};
@@ -23,6 +22,9 @@ use steadfast_process::{
     wait_after_completion,
 };
 use steadfast_trainer_core::{Inputs, Model, Registry};
+use steadfast_training_client::{
+    ClientError, GenerationClient, Identity, RegisterError, Registration,
+};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 use uuid::Uuid;

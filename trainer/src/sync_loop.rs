@@ -9,10 +9,6 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use steadfast_client::{
-    Assignment, ClientError, ContributionName, FailedTask, FailureCause, FailureDecision,
-    GenerationClient, Gradient, LaneEnd, LaneShare, LanesName, Pulled,
-};
 use steadfast_common::applied_records::checksum;
 use steadfast_common::dataset::Records;
 use steadfast_common::ids::{Lane, Pass, TaskId, Version};
@@ -27,6 +23,10 @@ use steadfast_host::time::{Instant, sleep};
 use steadfast_net::traces::TRACE;
 use steadfast_trainer_core::{
     Batch, BatchIds, LaneBatches, MicroBatch, ModelError, Parameters, TableRows,
+};
+use steadfast_training_client::{
+    Assignment, ClientError, ContributionName, FailedTask, FailureCause, FailureDecision,
+    GenerationClient, Gradient, LaneEnd, LaneShare, LanesName, Pulled,
 };
 use tokio::sync::watch;
 use tracing::{Instrument, debug, info_span, warn};

@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex};
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared};
-use steadfast_client::FailureCause;
 use steadfast_common::dataset::{Manifest, ReadOptions, Records};
 use steadfast_common::ids::{Pass, TaskId};
 use steadfast_common::schedule::record_order;
@@ -13,6 +12,7 @@ use steadfast_data::DataError;
 use steadfast_host::task::spawn;
 use steadfast_store::StoreError;
 use steadfast_trainer_core::{Batch, Model, ModelError};
+use steadfast_training_client::FailureCause;
 
 use crate::dataset::Dataset;
 

@@ -1,4 +1,5 @@
-//! Calls to the acting master, repeated until one answers.
+//! Calls to the acting master of a job. The clients of training jobs and of elastic jobs repeat them until one
+//! answers.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -21,7 +22,7 @@ const TRIES_SILENT: u32 = 8;
 
 /// The acting master of a job; follows failovers.
 #[derive(Debug)]
-pub(crate) struct ActingMaster {
+pub struct ActingMaster {
     tls: TlsIdentity,
     master: Mirror,
     result: Mirror,
@@ -31,7 +32,7 @@ pub(crate) struct ActingMaster {
 
 /// Why a call got no reply.
 #[derive(Debug)]
-pub(crate) enum CallError {
+pub enum CallError {
     JobEnded,
     /// The master rejected the call, and would reject it again.
     Rejected(Status),
@@ -39,6 +40,9 @@ pub(crate) enum CallError {
 
 impl ActingMaster {
     /// Starts to mirror the keys that tell where the master is, and whether the job has ended.
+    ///
+    /// # Errors
+    /// If etcd does not answer.
     pub async fn follow(etcd: &Etcd, keys: &Keys, tls: TlsIdentity) -> Result<Self, CoordError> {
         Ok(Self {
             tls,
@@ -63,6 +67,9 @@ impl ActingMaster {
     }
 
     /// Repeats a call until a master answers. `wait` is the time that the request asks it to wait.
+    ///
+    /// # Errors
+    /// See [`CallError`].
     pub async fn call<T, F>(
         &self,
         wait: Duration,

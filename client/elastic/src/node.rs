@@ -13,6 +13,7 @@ use steadfast_common::rendezvous::{
 };
 use steadfast_coord::{self as coord, CoordError, Etcd};
 use steadfast_host::time::timeout;
+use steadfast_master_client::{ActingMaster, CallError};
 use steadfast_net::{Channel, TlsIdentity};
 use steadfast_proto::v1::elastic_client::ElasticClient;
 use steadfast_proto::v1::{
@@ -21,8 +22,6 @@ use steadfast_proto::v1::{
     join_reply,
 };
 use tonic::{Response, Status};
-
-use crate::acting::{ActingMaster, CallError};
 
 /// How long one call waits at the master for a change.
 const WAIT: Duration = Duration::from_secs(5);

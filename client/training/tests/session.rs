@@ -7,9 +7,6 @@ use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
-use steadfast_client::{
-    ClientError, ContributionName, Gradient, Identity, RegisterError, Registration, Session,
-};
 use steadfast_common::applied_records::RecordRange;
 use steadfast_common::code::CodeRecord;
 use steadfast_common::ids::{Generation, Pass, TaskId, TrainerId, Version};
@@ -22,6 +19,9 @@ use steadfast_common::records::{
 use steadfast_coord::{Etcd, EtcdOptions};
 use steadfast_etcd::{Config, Server};
 use steadfast_net::TlsIdentity;
+use steadfast_training_client::{
+    ClientError, ContributionName, Gradient, Identity, RegisterError, Registration, Session,
+};
 use tempfile::TempDir;
 use tokio::time::timeout;
 use uuid::Uuid;

@@ -6,11 +6,11 @@ use steadfast_common::ids::{Generation, Slot};
 use steadfast_common::keys::Keys;
 use steadfast_common::records::{GenerationRecord, InitRecord, PserverRecord};
 use steadfast_coord::{CoordError, Etcd, Mirror, Range, View};
+use steadfast_master_client::ActingMaster;
 use steadfast_net::TlsIdentity;
 use tracing::warn;
 
 use crate::ClientError;
-use crate::acting::ActingMaster;
 
 /// Mirrors of the keys that a client needs.
 #[derive(Debug)]

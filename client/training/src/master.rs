@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Generation, TrainerId};
+use steadfast_master_client::CallError;
 use steadfast_proto::v1;
 use steadfast_proto::v1::master_client::MasterClient;
 use tonic::Status;
 
-use crate::acting::CallError;
 use crate::{ClientError, Cluster};
 
 /// How long one `Follow` waits at the master; also the interval of position reports.

@@ -1,4 +1,4 @@
-//! The client side of a job: everything that a trainer process does besides reading data and computing.
+//! The client side of a training job: everything that a trainer process does besides reading data and computing.
 //!
 //! A [`Registration`] opens a lease, reads the job's record and checks the numerics fingerprint; it becomes
 //! a [`Session`] when the trainer is registered. [`Session::join_generation`] returns a
@@ -21,7 +21,7 @@
 //! use std::sync::Arc;
 //! use std::time::Duration;
 //!
-//! use steadfast_client::{
+//! use steadfast_training_client::{
 //!     ClientError, ContributionName, Gradient, Identity, NextTask, Registration, SavedModel, Session,
 //!     TaskOutcome,
 //! };
@@ -104,7 +104,6 @@
 //! # fn write(_: &[f32]) -> (String, String) { unimplemented!() }
 //! ```
 
-mod acting;
 mod cluster;
 mod code;
 mod error;
@@ -112,8 +111,6 @@ mod generation;
 mod held_tasks;
 mod lanes;
 mod master;
-mod membership;
-mod node;
 mod pservers;
 mod pulls;
 mod rows;
@@ -126,8 +123,6 @@ pub use generation::{FailedTask, FailureCause, FailureDecision, GenerationClient
 pub use held_tasks::{HeldTasks, NextTask, TaskOutcome};
 pub use lanes::{Assignment, LaneFollower};
 pub use master::Master;
-pub use membership::{Exited, JoinedRound, Membership, RoundOver, until_over};
-pub use node::{Change, Entered, Joined, NodeError, NodeIdentity, NodeSession, Terms};
 pub use pservers::{Gradient, Pservers, Pulled};
 pub use rows::PulledRows;
 pub use saver::{SavedModel, SaverElection};
