@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use steadfast_common::durations;
+use steadfast_common::durations::{self, parse_or_seconds};
 use steadfast_common::rendezvous::{NodeRange, SLOTS_MAX};
 use steadfast_process::{EtcdAuthArgs, LogArgs, SecurityArgs, job_name, lease_ttl};
 
@@ -31,7 +31,7 @@ const LOG: &str = "warn,steadfast_agent=info,steadfast_elastic_client::membershi
 )]
 pub struct RunArgs {
     /// Number of nodes of the job; must be the same on each node, and that of the job file.
-    #[arg(long, value_name = "MIN:MAX", default_value = "1:1", value_parser = node_range)]
+    #[arg(long, value_name = "MIN:MAX", default_value = "1:1", value_parser = NodeRange::parse)]
     pub nnodes: NodeRange,
     /// Number of workers of this node: a number, or `gpu` (the GPUs that this process may see), `cpu` (the
     /// processors), or `auto` (the former if there are any, otherwise the latter).
@@ -42,7 +42,7 @@ pub struct RunArgs {
     pub max_restarts: u32,
     /// How often the state of the workers is reported to the master. Failures and changes of the round are
     /// noticed at once.
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = seconds)]
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_or_seconds)]
     pub monitor_interval: Duration,
     /// Addresses of the etcd members, as `host:port` or URL, separated by commas.
     #[arg(
@@ -147,17 +147,6 @@ pub struct RunArgs {
     pub command: Vec<OsString>,
 }
 
-pub(crate) fn node_range(text: &str) -> Result<NodeRange, String> {
-    let (min, max) = text.split_once(':').unwrap_or((text, text));
-    let parse = |text: &str| text.parse::<u32>().ok();
-    match (parse(min), parse(max)) {
-        (Some(min), Some(max)) if max < min => Err(format!("{min} is more than {max}")),
-        (Some(min), Some(max)) => NodeRange::new(min, max)
-            .ok_or_else(|| "use numbers from 1 to 2048, as `MIN:MAX` or one number".to_owned()),
-        _ => Err("use numbers, as `MIN:MAX` or one number".to_owned()),
-    }
-}
-
 fn workers(text: &str) -> Result<u32, String> {
     let processors = || std::thread::available_parallelism().map_or(1, |it| it.get() as u32);
     match text {
@@ -174,36 +163,5 @@ fn workers(text: &str) -> Result<u32, String> {
                 Err(format!("use a number from 1 to {SLOTS_MAX}, `auto`, `cpu` or `gpu`"))
             }
         },
-    }
-}
-
-/// Parses `5s`, or a number of seconds as torchrun takes it.
-pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
-    match text.parse().map(Duration::try_from_secs_f64) {
-        Ok(Ok(duration)) if !duration.is_zero() => Ok(duration),
-        Ok(_) => Err("use a time longer than 0".to_owned()),
-        Err(_) => durations::parse(text),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_of_nodes_are_a_range_or_one_number() {
-        let range = |min, max| Ok(NodeRange::new(min, max).unwrap());
-        assert_eq!(node_range("1:4"), range(1, 4));
-        assert_eq!(node_range("2"), range(2, 2));
-        for text in ["", "4:1", "0:1", "a", "1:", "1:2:3", "1:9999"] {
-            assert!(node_range(text).is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn an_interval_may_be_a_number_of_seconds_as_for_torchrun() {
-        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
-        assert_eq!(seconds("2s"), Ok(Duration::from_secs(2)));
-        assert!(seconds("0").is_err() && seconds("-1").is_err() && seconds("x").is_err());
     }
 }

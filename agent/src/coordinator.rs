@@ -2,7 +2,6 @@
 //! `steadfast rendezvous`.
 
 use std::error::Error as _;
-use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -22,13 +21,12 @@ use steadfast_host::task::{Task, spawn};
 use steadfast_master::{ElasticRequest, Request};
 use steadfast_process::{
     Failure, LogArgs, LogIdentity, Shutdown, advertised_host, host_of, init_logging, job_name,
+    own_host,
 };
 use tempfile::TempDir;
 use tracing::{error, info, warn};
 
-use crate::args::node_range;
-use crate::launch::own_host;
-use crate::run::{WORKERS_FAILED, was_over};
+use crate::job_end::{has_failed, was_over};
 
 /// How long agents may take to hear that the job is over, and to leave.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(15);
@@ -51,7 +49,7 @@ pub struct RendezvousArgs {
     #[arg(long, value_name = "NAME", value_parser = job_name)]
     rdzv_id: String,
     /// Number of nodes of the job.
-    #[arg(long, value_name = "MIN:MAX", value_parser = node_range)]
+    #[arg(long, value_name = "MIN:MAX", value_parser = NodeRange::parse)]
     nnodes: NodeRange,
     /// How long the first round is kept open after each arrival, if no node is known to be starting.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = durations::parse)]
@@ -109,7 +107,7 @@ pub async fn rendezvous(args: RendezvousArgs) -> Result<ExitCode, Failure> {
     let mut spec = ElasticSpec::new(&args.rdzv_id, args.nnodes);
     spec.nodes.last_call = args.last_call;
     spec.nodes.join_timeout = args.join_timeout;
-    let settings = Settings {
+    let settings = CoordinatorSettings {
         spec,
         listen: args.listen,
         master_listen: args.master_listen,
@@ -144,18 +142,14 @@ pub async fn rendezvous(args: RendezvousArgs) -> Result<ExitCode, Failure> {
 /// Returns the exit code of a coordinator, whose job may have ended.
 fn exit_code(result: Option<ResultRecord>) -> ExitCode {
     match result {
-        Some(result) if result.state == JobOutcome::Failed => {
-            let reason = result.reason.unwrap_or_default();
-            let _ = writeln!(std::io::stderr(), "steadfast: error: the job failed: {reason}");
-            ExitCode::from(WORKERS_FAILED)
-        }
+        Some(result) if result.state == JobOutcome::Failed => has_failed(result),
         Some(_) | None => ExitCode::SUCCESS,
     }
 }
 
 /// What a coordinator serves, and where.
 #[derive(Debug)]
-pub(crate) struct Settings {
+pub struct CoordinatorSettings {
     pub spec: ElasticSpec,
     pub listen: SocketAddr,
     pub master_listen: SocketAddr,
@@ -165,7 +159,7 @@ pub(crate) struct Settings {
     pub data_dir: Option<PathBuf>,
 }
 
-impl Settings {
+impl CoordinatorSettings {
     /// Returns the settings for a job that only this process takes part in.
     pub fn of_one_node(spec: ElasticSpec) -> Self {
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
@@ -182,7 +176,7 @@ impl Settings {
 
 /// A running etcd and master. They end with this process.
 #[derive(Debug)]
-pub(crate) struct Coordinator {
+pub struct Coordinator {
     /// Where etcd is served.
     pub address: SocketAddr,
     shutdown: Shutdown,
@@ -196,8 +190,11 @@ impl Coordinator {
     /// Starts etcd and the master of a job. A process that exits at once leaves no temporary directory.
     ///
     /// # Errors
-    /// If a port or a directory is not to be had.
-    pub async fn start(settings: Settings, of_process: &Shutdown) -> Result<Self, Failure> {
+    /// If no port is free, or the directory cannot be created.
+    pub async fn start(
+        settings: CoordinatorSettings,
+        of_process: &Shutdown,
+    ) -> Result<Self, Failure> {
         let (data_dir, _data) = match settings.data_dir {
             Some(directory) => (directory, None),
             None => {
@@ -243,6 +240,9 @@ impl Coordinator {
     }
 
     /// Completes when the master has ended: the job is over, or it failed.
+    ///
+    /// # Errors
+    /// The failure of the master.
     pub async fn master_ended(&mut self) -> Result<(), Failure> {
         let Some(master) = &mut self.master else { return Ok(()) };
         let ended = master.await;

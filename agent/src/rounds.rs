@@ -21,11 +21,10 @@ use tracing::{error, info, warn};
 
 use crate::args::RunArgs;
 use crate::environment::Place;
+use crate::job_end::WORKERS_FAILED;
 use crate::metrics::{Counts, RunResult};
 use crate::ports::HeldPorts;
-use crate::run::{
-    Agent, WORKERS_FAILED, describe, end_signal, failure, join, prefix, start_failure, unseen,
-};
+use crate::run::{Agent, describe, end_signal, failure, join, prefix, start_failure, unseen};
 use crate::worker_service::WorkerService;
 
 /// How long workers may take to write their stacks.

@@ -1,6 +1,5 @@
 //! The life of an agent.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -27,22 +26,17 @@ use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
 use crate::args::RunArgs;
-use crate::coordinator::{Coordinator, Settings};
+use crate::coordinator::{Coordinator, CoordinatorSettings};
 use crate::environment::{Fixed, NodeInfo, Place};
 use crate::interface;
-use crate::launch::launcher_link;
+use crate::job_end::{has_failed, was_over};
+use crate::launcher_link;
 use crate::metrics::Counts;
 use crate::notices::pass_on;
 use crate::ports::HeldPorts;
 use crate::program::Program;
 use crate::streams::targets;
 use crate::worker_service::WorkerService;
-
-/// Exit code when the workers failed and no restart is left, or the job failed.
-pub(crate) const WORKERS_FAILED: u8 = 1;
-
-/// Exit code when the job had ended before this process came.
-pub(crate) const JOB_WAS_OVER: u8 = 9;
 
 /// Runs an agent until the job has succeeded, no restart is left, or a signal arrives.
 ///
@@ -68,7 +62,7 @@ pub async fn run(args: RunArgs) -> Result<ExitCode, Failure> {
     let mut endpoints: Vec<String> =
         args.rdzv_endpoint.iter().map(|it| args.auth.url(it)).collect();
     if args.standalone {
-        let settings = Settings::of_one_node(ElasticSpec::new(&job, args.nnodes));
+        let settings = CoordinatorSettings::of_one_node(ElasticSpec::new(&job, args.nnodes));
         let started = coordinator.insert(Coordinator::start(settings, &shutdown).await?);
         endpoints = vec![format!("http://{}", started.address)];
     }
@@ -150,7 +144,7 @@ impl<'a> Agent<'a> {
             order: args.node_rank,
         };
         let options = args.auth.options(endpoints, &args.security.tls);
-        let etcd = connect(&options, args.start_timeout).await?;
+        let etcd = connect_to_etcd(&options, args.start_timeout).await?;
         let keys = Keys::of_job(&job);
         let identity = NodeIdentity { node, record, tls };
         let terms = Terms { nodes_min: args.nnodes.min(), nodes_max: args.nnodes.max() };
@@ -258,11 +252,7 @@ impl<'a> Agent<'a> {
                 );
                 Ok(was_over(job, &result, &remedy))
             }
-            Some(result) if result.state == JobOutcome::Failed => {
-                let reason = result.reason.unwrap_or_default();
-                let _ = writeln!(std::io::stderr(), "steadfast: error: the job failed: {reason}");
-                Ok(ExitCode::from(WORKERS_FAILED))
-            }
+            Some(result) if result.state == JobOutcome::Failed => Ok(has_failed(result)),
             Some(_) => {
                 info!("the job has succeeded");
                 Ok(ExitCode::SUCCESS)
@@ -319,14 +309,6 @@ pub(crate) fn unseen<'e>(args: &RunArgs, local_rank: usize, exit: &'e Exit) -> &
     }
 }
 
-/// Says that a job had ended before this process came, and returns the exit code for that.
-pub(crate) fn was_over(job: &str, result: &ResultRecord, remedy: &str) -> ExitCode {
-    let how = result.describe();
-    let what = format!("the job `{job}` is over: {how}; nothing was run; {remedy}");
-    let _ = writeln!(std::io::stderr(), "steadfast: error: {what}");
-    ExitCode::from(JOB_WAS_OVER)
-}
-
 /// Returns the most workers that a round can have, as far as this node knows: a launcher knows all nodes.
 fn workers_max(args: &RunArgs) -> Option<u32> {
     match args.launched_on {
@@ -360,7 +342,10 @@ pub(crate) fn prefix(rank: u32) -> String {
 }
 
 /// Connects to etcd. Nodes are started in any order, so it may not be up yet.
-pub(crate) async fn connect(options: &EtcdOptions, limit: Duration) -> Result<Etcd, Failure> {
+///
+/// # Errors
+/// If etcd does not answer within `limit`, or refuses the connection.
+pub async fn connect_to_etcd(options: &EtcdOptions, limit: Duration) -> Result<Etcd, Failure> {
     let deadline = Instant::now() + limit;
     let mut pauses = backoff();
     let mut is_logged = false;

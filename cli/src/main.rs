@@ -43,7 +43,7 @@ struct Cli {
 enum Command {
     Local(local::LocalArgs),
     Run(Box<steadfast_agent::RunArgs>),
-    Launch(Box<steadfast_agent::LaunchArgs>),
+    Launch(Box<steadfast_launcher::LaunchArgs>),
     Rendezvous(steadfast_agent::RendezvousArgs),
     Status(status::StatusArgs),
     Why(why::WhyArgs),
@@ -74,7 +74,7 @@ fn main() -> ExitCode {
         let ended = match cli.command {
             Command::Local(args) => local::run(args).await,
             Command::Run(args) => steadfast_agent::run(*args).await,
-            Command::Launch(args) => steadfast_agent::launch(*args).await,
+            Command::Launch(args) => steadfast_launcher::launch(*args).await,
             Command::Rendezvous(args) => steadfast_agent::rendezvous(args).await,
             Command::Status(args) => status::run(args).await,
             Command::Why(args) => why::run(args).await,

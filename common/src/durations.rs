@@ -13,6 +13,18 @@ pub fn parse(text: &str) -> Result<Duration, String> {
         .map_err(|error| format!("cannot parse `{text}` as a duration (`30s`, `10m`): {error}"))
 }
 
+/// Parses `5s`, or a number of seconds longer than 0, as torchrun takes it.
+///
+/// # Errors
+/// A message that names the invalid text.
+pub fn parse_or_seconds(text: &str) -> Result<Duration, String> {
+    match text.parse().map(Duration::try_from_secs_f64) {
+        Ok(Ok(duration)) if !duration.is_zero() => Ok(duration),
+        Ok(_) => Err("use a time longer than 0".to_owned()),
+        Err(_) => parse(text),
+    }
+}
+
 /// Writes a [`Duration`] as text.
 ///
 /// # Errors
@@ -56,5 +68,19 @@ pub mod optional {
     ) -> Result<Option<Duration>, D::Error> {
         let text = Option::<String>::deserialize(deserializer)?;
         text.map(|text| parse(&text)).transpose().map_err(D::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interval_may_be_a_number_of_seconds_as_for_torchrun() {
+        assert_eq!(parse_or_seconds("0.5"), Ok(Duration::from_millis(500)));
+        assert_eq!(parse_or_seconds("2s"), Ok(Duration::from_secs(2)));
+        for text in ["0", "-1", "x"] {
+            assert!(parse_or_seconds(text).is_err(), "{text}");
+        }
     }
 }

@@ -35,6 +35,21 @@ impl NodeRange {
         (1 <= min && min <= max && max <= NODES_MAX).then_some(Self { min, max })
     }
 
+    /// Parses `MIN:MAX`, or one number for both.
+    ///
+    /// # Errors
+    /// A message that says what to use.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let (min, max) = text.split_once(':').unwrap_or((text, text));
+        let parse = |text: &str| text.parse::<u32>().ok();
+        match (parse(min), parse(max)) {
+            (Some(min), Some(max)) if max < min => Err(format!("{min} is more than {max}")),
+            (Some(min), Some(max)) => Self::new(min, max)
+                .ok_or_else(|| "use numbers from 1 to 2048, as `MIN:MAX` or one number".to_owned()),
+            _ => Err("use numbers, as `MIN:MAX` or one number".to_owned()),
+        }
+    }
+
     /// Returns the fewest nodes of a round.
     pub fn min(self) -> u32 {
         self.min
@@ -267,6 +282,16 @@ mod tests {
         assert!(NodeRange::new(1, NODES_MAX).is_some());
         for (min, max) in [(0, 1), (2, 1), (1, NODES_MAX + 1)] {
             assert_eq!(NodeRange::new(min, max), None);
+        }
+    }
+
+    #[test]
+    fn numbers_of_nodes_are_a_range_or_one_number() {
+        let range = |min, max| Ok(NodeRange::new(min, max).unwrap());
+        assert_eq!(NodeRange::parse("1:4"), range(1, 4));
+        assert_eq!(NodeRange::parse("2"), range(2, 2));
+        for text in ["", "4:1", "0:1", "a", "1:", "1:2:3", "1:9999"] {
+            assert!(NodeRange::parse(text).is_err(), "{text}");
         }
     }
 }

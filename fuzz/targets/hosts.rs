@@ -5,12 +5,12 @@
 use std::collections::BTreeMap;
 
 use libfuzzer_sys::fuzz_target;
-use steadfast_agent_core::discovery::{Discovery, Update};
-use steadfast_agent_core::hosts::{HOSTS_MAX, Host, HostName, parse_list, parse_output};
-use steadfast_agent_core::source::{Source, SourceError};
 use steadfast_common::ids::Millis;
 use steadfast_common::rendezvous::SLOTS_MAX;
 use steadfast_fuzz::{seeds, within};
+use steadfast_launcher_core::discovery::{Discovery, Update};
+use steadfast_launcher_core::hosts::{HOSTS_MAX, Host, HostName, parse_list, parse_output};
+use steadfast_launcher_core::source::{Source, SourceError};
 
 /// A host of two bytes, with its comma, has a name in several maps.
 const TIMES_MAX: usize = 512;

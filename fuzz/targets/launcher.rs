@@ -6,15 +6,15 @@ use std::collections::BTreeMap;
 
 use libfuzzer_sys::fuzz_target;
 use serde_json::json;
-use steadfast_agent_core::Exit;
-use steadfast_agent_core::discovery::Discovery;
-use steadfast_agent_core::hosts::{Host, HostName, parse_list};
-use steadfast_agent_core::launcher::{Change, FACTS_MAX, Fact, Launcher};
-use steadfast_agent_core::settings::{Context, Settings, WorkerRange};
-use steadfast_agent_core::timers::Timers;
 use steadfast_common::ids::Millis;
 use steadfast_common::launch::{HostRecord, LauncherRecord, Outcome};
 use steadfast_fuzz::{seeds, within};
+use steadfast_launcher_core::Exit;
+use steadfast_launcher_core::discovery::Discovery;
+use steadfast_launcher_core::hosts::{Host, HostName, parse_list};
+use steadfast_launcher_core::launcher::{Change, FACTS_MAX, Fact, Launcher};
+use steadfast_launcher_core::settings::{Context, Settings, WorkerRange};
+use steadfast_launcher_core::timers::Timers;
 
 /// A host has a record, and waits, in several maps.
 const TIMES_MAX: usize = 1024;

@@ -24,6 +24,7 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
         ("steadfast-pserver-core", &["steadfast-common", "steadfast-pserver-storage"]),
         ("steadfast-trainer-core", &["steadfast-common"]),
         ("steadfast-agent-core", &["steadfast-common"]),
+        ("steadfast-launcher-core", &["steadfast-common"]),
         ("steadfast-etcd", &["steadfast-host"]),
     ],
     // Adapters, lower ones first.
@@ -146,6 +147,19 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
             "steadfast-master",
         ],
     )],
+    &[(
+        "steadfast-launcher",
+        &[
+            "steadfast-common",
+            "steadfast-host",
+            "steadfast-launcher-core",
+            "steadfast-coord",
+            "steadfast-process",
+            "steadfast-supervise",
+            // The coordinator, and the other end of the connection to an agent.
+            "steadfast-agent",
+        ],
+    )],
     &[
         (
             "steadfast-cli",
@@ -163,6 +177,7 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
                 "steadfast-process",
                 "steadfast-supervise",
                 "steadfast-agent",
+                "steadfast-launcher",
                 // The status of an elastic job, read from etcd without a master.
                 "steadfast-master",
             ],
@@ -240,6 +255,7 @@ const PURE: &[&str] = &[
     "steadfast-pserver-core",
     "steadfast-trainer-core",
     "steadfast-agent-core",
+    "steadfast-launcher-core",
 ];
 
 /// External crates allowed in pure packages: plain data, parsing, arithmetic.

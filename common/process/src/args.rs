@@ -13,6 +13,9 @@ use tracing::warn;
 use crate::security::{SecurityArgs, TlsArgs};
 use crate::{Failure, is_on_this_host};
 
+/// An address that no host has: the route to it is the default route.
+const ELSEWHERE: &str = "http://192.0.2.1:1";
+
 /// Settings of every server process; flattened into its arguments.
 #[derive(Clone, Debug, Args)]
 pub struct CommonArgs {
@@ -186,6 +189,21 @@ pub fn address_towards(url: &str) -> Option<IpAddr> {
     let socket = UdpSocket::bind((any, 0)).ok()?;
     socket.connect(peer).ok()?;
     Some(socket.local_addr().ok()?.ip())
+}
+
+/// Returns the address of this machine on the default route, which other machines most likely reach.
+///
+/// # Errors
+/// If there is none.
+pub fn own_host() -> Result<String, Failure> {
+    match address_towards(ELSEWHERE).filter(|address| !address.is_loopback()) {
+        Some(IpAddr::V6(address)) => Ok(format!("[{address}]")),
+        Some(IpAddr::V4(address)) => Ok(address.to_string()),
+        None => {
+            let message = "the hosts need an address of this machine; set it with --advertise";
+            Err(Failure::invalid(message))
+        }
+    }
 }
 
 impl EtcdArgs {

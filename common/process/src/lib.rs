@@ -24,7 +24,9 @@ mod traces;
 
 pub use admin::{Admin, AdminContent, AdminServer};
 pub use args::{CommonArgs, EtcdArgs, EtcdAuthArgs, LogArgs, LogFormat};
-pub use args::{address_towards, advertised_host, endpoint, host_of, job_name, lease_ttl};
+pub use args::{
+    address_towards, advertised_host, endpoint, host_of, job_name, lease_ttl, own_host,
+};
 pub use failure::Failure;
 pub use failure_detector::{is_on_this_host, until_dead};
 pub use liveness_port::LivenessPort;

@@ -4,13 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use steadfast_agent_core::Exit;
-use steadfast_agent_core::discovery::{Discovery, PollError, Update};
-use steadfast_agent_core::hosts::HostName;
-use steadfast_agent_core::launcher::Launcher;
-use steadfast_agent_core::machine::{Input, LaunchMachine};
-use steadfast_agent_core::settings::Settings;
-use steadfast_agent_core::timers::Timers;
+use steadfast_agent::Coordinator;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::launch::{LauncherRecord, Outcome};
 use steadfast_common::status::{HostStatus, LauncherStatus};
@@ -18,16 +12,22 @@ use steadfast_coord::term::{Committer, End, Term};
 use steadfast_coord::{CoordError, Leadership, Session, now};
 use steadfast_host::random;
 use steadfast_host::time::unix_ms;
+use steadfast_launcher_core::Exit;
+use steadfast_launcher_core::discovery::{Discovery, PollError, Update};
+use steadfast_launcher_core::hosts::HostName;
+use steadfast_launcher_core::launcher::Launcher;
+use steadfast_launcher_core::machine::{Input, LaunchMachine};
+use steadfast_launcher_core::settings::Settings;
+use steadfast_launcher_core::timers::Timers;
 use steadfast_process::{Failure, Shutdown};
 use tokio::time::sleep;
 use tracing::{error, info, warn};
 
-use super::admin::Shown;
-use super::agents::{Agents, Ended};
-use super::host::{LaunchHost, TermEnd};
-use super::poll::{Poll, Poller};
-use super::store::Store;
-use crate::coordinator::Coordinator;
+use crate::admin::Shown;
+use crate::agents::{Agents, Ended};
+use crate::host::{LaunchHost, TermEnd};
+use crate::poll::{Poll, Poller};
+use crate::store::Store;
 
 /// How long etcd may be away when all agents have ended.
 const ALONE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -37,22 +37,22 @@ const ALONE_TIMEOUT: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(crate) struct Driver {
     settings: Settings,
-    pub(super) store: Store,
-    pub(super) agents: Agents,
-    pub(super) poller: Poller,
+    pub(crate) store: Store,
+    pub(crate) agents: Agents,
+    pub(crate) poller: Poller,
     /// What was committed last.
     record: LauncherRecord,
     timers: Timers,
     /// Created with the first term.
     discovery: Option<Discovery>,
     /// Ends of agents that are not committed.
-    pub(super) ends: VecDeque<Ended>,
+    pub(crate) ends: VecDeque<Ended>,
     /// Why the job ends, if that was not decided by the machine.
     outcome: Option<Outcome>,
     /// What the user does about a failed discovery.
     discovery_kind: Option<ErrorKind>,
     /// A signal was handled.
-    pub(super) is_draining: bool,
+    pub(crate) is_draining: bool,
     /// Why agents failed last.
     reasons: BTreeMap<HostName, String>,
     shown: Shown,
@@ -237,7 +237,7 @@ impl Driver {
     }
 
     /// Notes that a signal has arrived.
-    pub(super) fn drain(&mut self, machine: &LaunchMachine) -> Input {
+    pub(crate) fn drain(&mut self, machine: &LaunchMachine) -> Input {
         self.is_draining = true;
         if machine.launcher().record().outcome.is_some() {
             // Those that a job that has succeeded waits for.
@@ -247,7 +247,7 @@ impl Driver {
     }
 
     /// Notes the result of a poll; returns what it means for the machine.
-    pub(super) fn polled(&mut self, poll: Poll) -> Option<Input> {
+    pub(crate) fn polled(&mut self, poll: Poll) -> Option<Input> {
         let discovery = self.discovery.as_mut()?;
         let reason = match poll {
             Ok(hosts) => {
@@ -278,7 +278,7 @@ impl Driver {
     }
 
     /// Notes that what the first of the ends led to is committed.
-    pub(super) fn note_end(&mut self, host: &HostName, exit: Exit, has_failed: bool) {
+    pub(crate) fn note_end(&mut self, host: &HostName, exit: Exit, has_failed: bool) {
         let Some(Ended { reason, .. }) = self.ends.pop_front() else { return };
         match (has_failed, exit) {
             (true, _) => {
@@ -291,7 +291,7 @@ impl Driver {
     }
 
     /// Notes and publishes what was committed.
-    pub(super) fn show(&mut self, machine: &LaunchMachine) {
+    pub(crate) fn show(&mut self, machine: &LaunchMachine) {
         let launcher = machine.launcher();
         self.record.clone_from(launcher.record());
         self.timers.clone_from(machine.timers());
@@ -315,7 +315,7 @@ impl Driver {
 }
 
 /// Returns the input of an agent's end.
-pub(super) fn input_of(ended: &Ended) -> Input {
+pub(crate) fn input_of(ended: &Ended) -> Input {
     let Ended { host, launch, exit, .. } = ended;
     Input::Exited { host: host.clone(), launch: *launch, exit: *exit, seed: random::seed() }
 }

@@ -2,11 +2,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use steadfast_agent_core::hosts::{Host, HostName};
-use steadfast_process::{Failure, address_towards};
-
-/// An address that no host has: the route to it is the default route.
-const ELSEWHERE: &str = "http://192.0.2.1:1";
+use steadfast_launcher_core::hosts::{Host, HostName};
+use steadfast_process::{Failure, own_host};
 
 /// The machine of this process.
 #[derive(Clone, Debug)]
@@ -64,21 +61,6 @@ pub(crate) fn advertised(given: Option<&str>, bound: SocketAddr) -> Result<Strin
         return Ok(format!("http://{bound}"));
     }
     Ok(format!("http://{}:{}", own_host()?, bound.port()))
-}
-
-/// Returns the address of this machine on the default route, which other machines most likely reach.
-///
-/// # Errors
-/// If there is none.
-pub(crate) fn own_host() -> Result<String, Failure> {
-    match address_towards(ELSEWHERE).filter(|address| !address.is_loopback()) {
-        Some(IpAddr::V6(address)) => Ok(format!("[{address}]")),
-        Some(IpAddr::V4(address)) => Ok(address.to_string()),
-        None => {
-            let message = "the hosts need an address of this machine; set it with --advertise";
-            Err(Failure::invalid(message))
-        }
-    }
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use steadfast_process::{Admin, AdminContent, AdminServer, Failure, Readiness, Sh
 use tokio::sync::watch;
 use uuid::Uuid;
 
-use super::LaunchArgs;
+use crate::LaunchArgs;
 
 /// What the driver shows.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ impl Shown {
 }
 
 /// Serves the admin port until this is dropped.
-pub(super) async fn serve(
+pub(crate) async fn serve(
     args: &LaunchArgs,
     id: Uuid,
     shown: &Shown,

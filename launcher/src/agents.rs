@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use steadfast_agent_core::Exit;
-use steadfast_agent_core::hosts::HostName;
-use steadfast_agent_core::launcher::Action;
+use steadfast_agent::launcher_link::{ALIVE, BEAT, SILENCE_MAX, byte_of};
 use steadfast_common::keys::Keys;
 use steadfast_common::rendezvous::AgentRecord;
 use steadfast_coord::{CoordError, Etcd, Mirror, Range, View};
 use steadfast_host::task::{Task, spawn};
+use steadfast_launcher_core::Exit;
+use steadfast_launcher_core::hosts::HostName;
+use steadfast_launcher_core::launcher::Action;
 use steadfast_process::Shutdown;
 use steadfast_supervise::{Supervisor, Worker};
 use tokio::io::AsyncWriteExt;
@@ -19,8 +20,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, interval, sleep_until, timeout};
 use tracing::{debug, info, warn};
 
-use super::launcher_link::{ALIVE, BEAT, SILENCE_MAX, byte_of};
-use super::template::Template;
+use crate::template::Template;
 
 /// How long an agent that was asked to stop may take, besides the time for its workers, until the connection to
 /// it is ended.

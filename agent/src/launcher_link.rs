@@ -14,13 +14,13 @@ use tokio::time::timeout;
 use tracing::info;
 
 /// Time between two bytes.
-pub(crate) const BEAT: Duration = Duration::from_secs(5);
+pub const BEAT: Duration = Duration::from_secs(5);
 
 /// The byte that says no more than that the launcher lives.
-pub(crate) const ALIVE: u8 = b'\n';
+pub const ALIVE: u8 = b'\n';
 
 /// How long an agent runs without a byte.
-pub(crate) const SILENCE_MAX: Duration = Duration::from_secs(60);
+pub const SILENCE_MAX: Duration = Duration::from_secs(60);
 
 /// Requests a drain when the launcher does not want this agent any more, or is lost.
 pub(crate) async fn follow(shutdown: Shutdown) {
@@ -30,7 +30,7 @@ pub(crate) async fn follow(shutdown: Shutdown) {
 }
 
 /// Returns the byte that tells an agent of a signal.
-pub(crate) fn byte_of(signal: Signal) -> u8 {
+pub fn byte_of(signal: Signal) -> u8 {
     match signal {
         Signal::SIGUSR1 => b'1',
         Signal::SIGUSR2 => b'2',

@@ -2,18 +2,18 @@
 
 use std::time::Duration;
 
-use steadfast_agent_core::launcher::{Change, Fact};
-use steadfast_agent_core::machine::{Effect, Input, LaunchMachine};
+use steadfast_agent::Coordinator;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::launch::Outcome;
 use steadfast_coord::term::Host;
 use steadfast_coord::{CoordError, Session, Transaction, now};
+use steadfast_launcher_core::launcher::{Change, Fact};
+use steadfast_launcher_core::machine::{Effect, Input, LaunchMachine};
 use steadfast_process::{Failure, Shutdown};
 use tokio::time::sleep;
 use tracing::{info, warn};
 
-use super::driver::{Driver, input_of};
-use crate::coordinator::Coordinator;
+use crate::driver::{Driver, input_of};
 
 /// Shortest sleep till a deadline.
 const SLEEP_MIN: Duration = Duration::from_millis(10);
@@ -22,7 +22,7 @@ const SLEEP_MIN: Duration = Duration::from_millis(10);
 const SLEEP_MAX: Duration = Duration::from_secs(3600);
 
 /// Why a term ended before the job.
-pub(super) enum TermEnd {
+pub(crate) enum TermEnd {
     /// The lock may be lost: acquire it again.
     Lost(CoordError),
     Failed(Failure),
@@ -44,7 +44,7 @@ impl From<CoordError> for TermEnd {
 }
 
 /// What surrounds the machine in one term.
-pub(super) struct LaunchHost<'a> {
+pub(crate) struct LaunchHost<'a> {
     driver: &'a mut Driver,
     session: &'a Session,
     coordinator: &'a mut Option<Coordinator>,

@@ -6,15 +6,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use steadfast_agent_core::blacklist::Cooldown;
-use steadfast_common::durations;
+use steadfast_common::durations::{self, parse_or_seconds};
 use steadfast_common::rendezvous::{NodeRange, SLOTS_MAX};
+use steadfast_launcher_core::blacklist::Cooldown;
 use steadfast_process::{EtcdAuthArgs, LogArgs, SecurityArgs, job_name, lease_ttl};
 
-use crate::args::{node_range, seconds};
-
 /// By default only what the launcher itself does is logged.
-const LOG: &str = "warn,steadfast_agent=info";
+const LOG: &str = "warn,steadfast_launcher=info,steadfast_agent=info";
 
 /// Run a program on several hosts, as an elastic job: start an agent on each host, and follow hosts that come
 /// and go.
@@ -33,104 +31,104 @@ const LOG: &str = "warn,steadfast_agent=info";
 pub struct LaunchArgs {
     /// Hosts and their slots, at least two: a slot runs one worker.
     #[arg(short = 'H', long, value_name = "HOST[:SLOTS],…")]
-    pub(super) hosts: Option<String>,
+    pub(crate) hosts: Option<String>,
     /// Command that prints the hosts, one `host` or `host:slots` a line. It is called each second.
     #[arg(long, value_name = "CMD")]
-    pub(super) host_discovery_script: Option<String>,
+    pub(crate) host_discovery_script: Option<String>,
     /// How long one call of the script may take; then it is killed, and counts as failed.
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = seconds)]
-    pub(super) discovery_timeout: Duration,
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_or_seconds)]
+    pub(crate) discovery_timeout: Duration,
     /// Slots of hosts that are listed without.
     #[arg(long, alias = "slots", value_name = "N", default_value_t = 1, value_parser = slots)]
-    pub(super) slots_per_host: u32,
+    pub(crate) slots_per_host: u32,
     /// Fewest workers with which agents are started.
     #[arg(long, alias = "min-num-proc", value_name = "N", default_value_t = 1)]
-    pub(super) min_np: u32,
+    pub(crate) min_np: u32,
     /// Most workers [default: all slots].
     #[arg(long, alias = "max-num-proc", value_name = "N")]
-    pub(super) max_np: Option<u32>,
+    pub(crate) max_np: Option<u32>,
     /// Number of nodes of the job [default: that of the job's master; if this launcher serves it, the fewest
     /// hosts that have --min-np slots, to all hosts of --hosts; with a script 1 to --max-np, at most 2048].
-    #[arg(long, value_name = "MIN:MAX", value_parser = node_range)]
-    pub(super) nnodes: Option<NodeRange>,
+    #[arg(long, value_name = "MIN:MAX", value_parser = NodeRange::parse)]
+    pub(crate) nnodes: Option<NodeRange>,
     /// How long too few slots are found, or discovery fails, before the job ends [default:
     /// HOROVOD_ELASTIC_TIMEOUT, or 10m].
-    #[arg(long, value_name = "TIME", value_parser = seconds)]
-    pub(super) elastic_timeout: Option<Duration>,
+    #[arg(long, value_name = "TIME", value_parser = parse_or_seconds)]
+    pub(crate) elastic_timeout: Option<Duration>,
     /// How often the set of agents may change before the job ends; without a limit by default.
     #[arg(long, value_name = "N")]
-    pub(super) reset_limit: Option<u32>,
+    pub(crate) reset_limit: Option<u32>,
     /// How long a host whose agent failed gets no other: LOWER at first, doubled with each failure, at most
     /// UPPER.
     #[arg(long, value_name = "LOWER:UPPER", default_value = "1s:1h", value_parser = cooldown)]
-    pub(super) blacklist_cooldown_range: Cooldown,
+    pub(crate) blacklist_cooldown_range: Cooldown,
     /// Command that runs a command line on a host: the host and the line are appended to it [default: ssh,
     /// and nothing for hosts that are this machine].
     #[arg(long, value_name = "CMD")]
-    pub(super) remote_shell: Option<String>,
+    pub(crate) remote_shell: Option<String>,
     /// Path of steadfast on the hosts [default: the path of this program].
     #[arg(long, value_name = "PATH")]
-    pub(super) agent_program: Option<PathBuf>,
+    pub(crate) agent_program: Option<PathBuf>,
     /// Directory of the agents on the hosts [default: the current directory].
     #[arg(long, value_name = "DIR")]
-    pub(super) directory: Option<PathBuf>,
+    pub(crate) directory: Option<PathBuf>,
     /// Network interface at whose address the hosts reach each other, by its name on each host [default: hosts are
     /// reached under their names in the list].
     #[arg(long, value_name = "NAME")]
-    pub(super) nic: Option<String>,
+    pub(crate) nic: Option<String>,
     /// Variable for agents and workers on hosts that are reached through a remote shell, which pass none on: with the
     /// value given, or that of this process. Others can read it in the list of processes [default: none].
     #[arg(long, value_name = "NAME[=VALUE]")]
-    pub(super) env: Vec<String>,
+    pub(crate) env: Vec<String>,
     /// Name of the job.
     #[arg(long, value_name = "NAME", value_parser = job_name)]
-    pub(super) rdzv_id: String,
+    pub(crate) rdzv_id: String,
     /// Addresses of the etcd members, for a job with a master of its own [default: this launcher serves etcd
     /// and a master].
     #[arg(long, value_name = "HOST:PORT,…", value_delimiter = ',')]
-    pub(super) rdzv_endpoint: Vec<String>,
+    pub(crate) rdzv_endpoint: Vec<String>,
     /// Address at which this launcher serves etcd [default: a free port of 127.0.0.1, or of all addresses with
     /// --insecure-allow-plaintext].
     #[arg(long, value_name = "HOST:PORT", conflicts_with = "rdzv_endpoint")]
-    pub(super) listen: Option<SocketAddr>,
+    pub(crate) listen: Option<SocketAddr>,
     /// Host, or host and port, at which the hosts reach that address [default: the address of this machine on
     /// the default route].
     #[arg(long, value_name = "HOST[:PORT]", conflicts_with = "rdzv_endpoint")]
-    pub(super) advertise: Option<String>,
+    pub(crate) advertise: Option<String>,
     /// Directory of that etcd's data: a launcher that is started again goes on with it [default: a temporary
     /// one].
     #[arg(long, value_name = "DIR", conflicts_with = "rdzv_endpoint")]
-    pub(super) data_dir: Option<PathBuf>,
+    pub(crate) data_dir: Option<PathBuf>,
     /// How long the first round is kept open after each arrival, if the job has no master of its own.
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = durations::parse)]
-    pub(super) last_call: Duration,
+    pub(crate) last_call: Duration,
     /// How often each agent restarts its failed workers before it fails.
     #[arg(long, value_name = "N", default_value_t = 3)]
-    pub(super) max_restarts: u32,
+    pub(crate) max_restarts: u32,
     /// As for `steadfast run`.
     #[arg(long, value_name = "TIME", value_parser = durations::parse)]
-    pub(super) hang_timeout: Option<Duration>,
+    pub(crate) hang_timeout: Option<Duration>,
     /// Directory on the hosts for the workers' output, as for `steadfast run`.
     #[arg(long, value_name = "DIR")]
-    pub(super) log_dir: Option<PathBuf>,
+    pub(crate) log_dir: Option<PathBuf>,
     /// How long workers may take to end after SIGTERM; then they are killed.
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = durations::parse)]
-    pub(super) grace: Duration,
+    pub(crate) grace: Duration,
     /// Address of the admin port: health, metrics, status.
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
-    pub(super) admin_listen: SocketAddr,
+    pub(crate) admin_listen: SocketAddr,
     /// Time to live of the leases in etcd of this launcher and of the agents.
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = lease_ttl)]
-    pub(super) lease_ttl: Duration,
+    pub(crate) lease_ttl: Duration,
     #[command(flatten)]
-    pub(super) auth: EtcdAuthArgs,
+    pub(crate) auth: EtcdAuthArgs,
     #[command(flatten)]
-    pub(super) security: SecurityArgs,
+    pub(crate) security: SecurityArgs,
     #[command(flatten)]
-    pub(super) log: LogArgs,
+    pub(crate) log: LogArgs,
     /// The program and its arguments.
     #[arg(trailing_var_arg = true, required = true, value_name = "CMD")]
-    pub(super) command: Vec<OsString>,
+    pub(crate) command: Vec<OsString>,
 }
 
 fn slots(text: &str) -> Result<u32, String> {
@@ -140,7 +138,9 @@ fn slots(text: &str) -> Result<u32, String> {
 
 fn cooldown(text: &str) -> Result<Cooldown, String> {
     let (lower, upper) = text.split_once(':').ok_or("use two times, as `1s:1h`")?;
-    let ms = |text| Ok::<_, String>(u64::try_from(seconds(text)?.as_millis()).unwrap_or(u64::MAX));
+    let ms = |text| {
+        Ok::<_, String>(u64::try_from(parse_or_seconds(text)?.as_millis()).unwrap_or(u64::MAX))
+    };
     let (lower_ms, upper_ms) = (ms(lower)?, ms(upper)?);
     Cooldown::new(lower_ms, upper_ms).ok_or_else(|| format!("{lower} is more than {upper}"))
 }

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use steadfast_agent_core::hosts::HostName;
-use steadfast_agent_core::launcher::{Change, Launcher};
 use steadfast_common::error::ErrorKind;
 use steadfast_common::keys::Keys;
 use steadfast_common::launch::{HostRecord, LauncherRecord};
 use steadfast_coord::{CoordError, Etcd, Leadership, Op, Session};
+use steadfast_launcher_core::hosts::HostName;
+use steadfast_launcher_core::launcher::{Change, Launcher};
 use steadfast_process::Failure;
 use tokio::time::{Instant, sleep};
 use tracing::info;

@@ -7,7 +7,6 @@ mod exits;
 mod hosts;
 mod placement;
 mod recovery;
-mod rounds;
 mod walks;
 
 use std::collections::BTreeMap;

@@ -4,14 +4,14 @@ use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use steadfast_agent_core::hosts::HostName;
 use steadfast_common::rendezvous::NodeRange;
+use steadfast_launcher_core::hosts::HostName;
 use steadfast_process::Failure;
 use steadfast_supervise::{Input, Output, WorkerSpec};
 
-use super::args::LaunchArgs;
-use super::machine::Machine;
-use super::words;
+use crate::args::LaunchArgs;
+use crate::machine::Machine;
+use crate::words;
 
 /// Options of ssh: it asks for nothing, and ends when the host is lost.
 const SSH: &[&str] = &[

@@ -6,16 +6,16 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use steadfast_agent_core::hosts::{Host, OUTPUT_BYTES_MAX, parse_output};
 use steadfast_common::error::ErrorKind;
 use steadfast_host::task::{Task, spawn};
+use steadfast_launcher_core::hosts::{Host, OUTPUT_BYTES_MAX, parse_output};
 use steadfast_process::Failure;
 use steadfast_supervise::{CaptureLimits, capture};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::machine::Machine;
-use super::words;
+use crate::machine::Machine;
+use crate::words;
 
 /// Time from the start of one poll to that of the next.
 const PERIOD: Duration = Duration::from_secs(1);

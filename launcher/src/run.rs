@@ -1,53 +1,30 @@
-//! The launcher: `steadfast launch`. It runs one agent on each host of an elastic job, and follows hosts that
-//! come and go. The decisions are those of `steadfast-agent-core`.
-//!
-//! ```text
-//!   poll ──▶ hosts ─────────┐
-//!                           ▼
-//!   agents ──▶ an end ──▶ driver ──▶ decide ──▶ store (one transaction) ──▶ start and stop agents
-//!     │                                                                          │
-//!     └── launcher_link: stdin of ssh, or of the agent ◀─────────────────────────┘
-//! ```
-
-mod admin;
-mod agents;
-mod args;
-mod driver;
-mod host;
-pub(crate) mod launcher_link;
-mod machine;
-mod poll;
-mod store;
-mod template;
-mod words;
+//! The life of a launcher: reads its settings, starts what the job needs, and runs the driver until the job has ended.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use steadfast_agent_core::settings::{Settings, WorkerRange};
-use steadfast_agent_core::source::Source;
+use steadfast_agent::{Coordinator, CoordinatorSettings, connect_to_etcd};
+use steadfast_common::durations::parse_or_seconds;
 use steadfast_common::elastic::{AnyJobRecord, ElasticSpec};
 use steadfast_common::keys::Keys;
 use steadfast_common::rendezvous::{NODES_MAX, NodeRange};
 use steadfast_coord::{Etcd, Mirror, Range};
 use steadfast_host::random;
+use steadfast_launcher_core::settings::{Settings, WorkerRange};
+use steadfast_launcher_core::source::Source;
 use steadfast_process::{Failure, Shutdown, init_logging};
 use steadfast_supervise::{GuardProgram, Supervisor};
 use tokio::time::timeout;
 
-use self::admin::Shown;
-use self::agents::Agents;
-pub use self::args::LaunchArgs;
-use self::driver::Driver;
-pub(crate) use self::machine::own_host;
-use self::machine::{Machine, advertised};
-use self::poll::{Polled, Poller, Script};
-use self::store::Store;
-use self::template::Template;
-use crate::args::seconds;
-use crate::coordinator::{self, Coordinator};
-use crate::run::{connect, start_failure};
+use crate::admin::{self, Shown};
+use crate::agents::Agents;
+use crate::args::LaunchArgs;
+use crate::driver::Driver;
+use crate::machine::{Machine, advertised};
+use crate::poll::{Polled, Poller, Script};
+use crate::store::Store;
+use crate::template::Template;
 
 /// The variable of horovodrun for the flag of the same name.
 const ELASTIC_TIMEOUT: &str = "HOROVOD_ELASTIC_TIMEOUT";
@@ -87,13 +64,15 @@ pub async fn launch(args: LaunchArgs) -> Result<ExitCode, Failure> {
         endpoints = vec![format!("http://{}", own(started.address))];
         served = vec![advertised(args.advertise.as_deref(), started.address)?];
     }
-    let etcd = connect(&args.auth.options(endpoints, &args.security.tls), START_TIMEOUT).await?;
+    let options = args.auth.options(endpoints, &args.security.tls);
+    let etcd = connect_to_etcd(&options, START_TIMEOUT).await?;
     let keys = Keys::of_job(&args.rdzv_id);
     let nodes = match (listen, args.nnodes) {
         (None, None) => nodes_of_job(&etcd, &keys).await?,
         (Some(_), _) | (_, Some(_)) => nodes,
     };
-    let supervisor = Supervisor::new(GuardProgram::this_program()).map_err(start_failure)?;
+    let supervisor = Supervisor::new(GuardProgram::this_program())
+        .map_err(|error| Failure::new(error.kind(), error.to_string()))?;
     let template = Template::new(&args, machine, &served, nodes, workers_max)?;
     let times = (args.grace, args.lease_ttl);
     let agents = Agents::new(supervisor, template, times, &etcd, &keys, &shutdown).await?;
@@ -131,7 +110,7 @@ fn settings(args: &LaunchArgs, workers: WorkerRange) -> Result<Settings, Failure
     match (args.elastic_timeout, std::env::var(ELASTIC_TIMEOUT)) {
         (Some(time), _) => settings.elastic_timeout_ms = ms(time),
         (None, Ok(text)) => {
-            let time = seconds(&text);
+            let time = parse_or_seconds(&text);
             let time =
                 time.map_err(|error| Failure::invalid(format!("{ELASTIC_TIMEOUT}: {error}")))?;
             settings.elastic_timeout_ms = ms(time);
@@ -247,13 +226,13 @@ fn coordinator_settings(
     args: &LaunchArgs,
     nodes: NodeRange,
     listen: SocketAddr,
-) -> Result<coordinator::Settings, Failure> {
+) -> Result<CoordinatorSettings, Failure> {
     let mut spec = ElasticSpec::new(&args.rdzv_id, nodes);
     spec.nodes.last_call = args.last_call;
     let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let url = advertised(args.advertise.as_deref(), listen)?;
     let host = url.trim_start_matches("http://").rsplit_once(':').map(|(host, _)| host.to_owned());
-    Ok(coordinator::Settings {
+    Ok(CoordinatorSettings {
         spec,
         listen,
         master_listen: SocketAddr::new(listen.ip(), 0),
