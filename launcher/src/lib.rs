@@ -17,9 +17,9 @@ mod host;
 mod machine;
 mod poll;
 mod run;
+mod shell_words;
 mod store;
 mod template;
-mod words;
 
 pub use args::LaunchArgs;
 pub use run::launch;

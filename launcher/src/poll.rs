@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::machine::Machine;
-use crate::words;
+use crate::shell_words;
 
 /// Time from the start of one poll to that of the next.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -104,7 +104,7 @@ impl Script {
         only_local: Option<Machine>,
     ) -> Result<Self, Failure> {
         let flag = "--host-discovery-script";
-        let words = words::split(line);
+        let words = shell_words::split(line);
         let mut words =
             words.map_err(|error| Failure::invalid(format!("{flag}: {error}")))?.into_iter();
         let name = words.next().unwrap_or_default();

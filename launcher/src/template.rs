@@ -11,7 +11,7 @@ use steadfast_supervise::{Input, Output, WorkerSpec};
 
 use crate::args::LaunchArgs;
 use crate::machine::Machine;
-use crate::words;
+use crate::shell_words;
 
 /// Options of ssh: it asks for nothing, and ends when the host is lost.
 const SSH: &[&str] = &[
@@ -51,7 +51,7 @@ impl Template {
         nodes: NodeRange,
         workers_max: Option<u32>,
     ) -> Result<Self, Failure> {
-        let shell = args.remote_shell.as_deref().map(words::split).transpose();
+        let shell = args.remote_shell.as_deref().map(shell_words::split).transpose();
         let shell = shell.map_err(|error| Failure::invalid(format!("--remote-shell: {error}")))?;
         let program = match &args.agent_program {
             Some(program) => program.clone(),
@@ -102,9 +102,9 @@ impl Template {
         let env = (!self.env.is_empty()).then_some(OsStr::new("env"));
         let start = env.into_iter().chain(variables).chain([self.program.as_os_str()]);
         let mut line = OsString::from("cd ");
-        line.push(words::join([self.directory.as_os_str()]));
+        line.push(shell_words::join([self.directory.as_os_str()]));
         line.push(" && exec ");
-        line.push(words::join(start.chain(args.iter().map(OsString::as_os_str))));
+        line.push(shell_words::join(start.chain(args.iter().map(OsString::as_os_str))));
         line
     }
 
