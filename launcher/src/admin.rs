@@ -14,14 +14,14 @@ use uuid::Uuid;
 
 use crate::LaunchArgs;
 
-/// What the driver shows.
+/// What the admin port shows of a launcher; its driver publishes it.
 #[derive(Debug)]
-pub(crate) struct Shown {
+pub(crate) struct LauncherView {
     pub status: watch::Sender<LauncherStatus>,
     pub readiness: Readiness,
 }
 
-impl Shown {
+impl LauncherView {
     pub fn new() -> Self {
         let status = watch::Sender::new(LauncherStatus::default());
         Self { status, readiness: Readiness::new("acquires the lock of the job") }
@@ -32,19 +32,19 @@ impl Shown {
 pub(crate) async fn serve(
     args: &LaunchArgs,
     id: Uuid,
-    shown: &Shown,
+    view: &LauncherView,
     shutdown: &Shutdown,
 ) -> Result<AdminServer, Failure> {
     let exposure = args.security.exposure(Role::Trainer)?;
     let admin = Admin::bind(args.admin_listen, exposure).await?;
     let mut metrics = Registry::default();
-    metrics.register_collector(Box::new(Metrics(shown.status.subscribe())));
-    let status = shown.status.subscribe();
+    metrics.register_collector(Box::new(Metrics(view.status.subscribe())));
+    let status = view.status.subscribe();
     Ok(admin.serve(AdminContent {
         role: "launcher",
         job: args.rdzv_id.clone(),
         id: Box::new(move || id),
-        readiness: shown.readiness.clone(),
+        readiness: view.readiness.clone(),
         metrics,
         token: args.security.admin_token()?,
         shutdown: shutdown.clone(),

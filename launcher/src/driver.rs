@@ -23,7 +23,7 @@ use steadfast_process::{Failure, Shutdown};
 use tokio::time::sleep;
 use tracing::{error, info, warn};
 
-use crate::admin::Shown;
+use crate::admin::LauncherView;
 use crate::agents::{Agents, Ended};
 use crate::host::{LaunchHost, TermEnd};
 use crate::poll::{Poll, Poller};
@@ -55,7 +55,7 @@ pub(crate) struct Driver {
     pub(crate) is_draining: bool,
     /// Why agents failed last.
     reasons: BTreeMap<HostName, String>,
-    shown: Shown,
+    view: LauncherView,
 }
 
 impl Driver {
@@ -65,11 +65,11 @@ impl Driver {
         store: Store,
         agents: Agents,
         poller: Poller,
-        shown: Shown,
+        view: LauncherView,
     ) -> Self {
         Self {
             settings,
-            shown,
+            view,
             store,
             agents,
             poller,
@@ -138,9 +138,9 @@ impl Driver {
                 }
                 Err(failure) => return Err(failure),
             };
-            self.shown.readiness.set_ready();
+            self.view.readiness.set_ready();
             let end = self.term(&session, leadership, coordinator, shutdown).await;
-            self.shown.readiness.set_not_ready("acquires the lock of the job");
+            self.view.readiness.set_not_ready("acquires the lock of the job");
             session.close(&self.store.etcd).await;
             match end {
                 Ok(()) => return Ok(()),
@@ -305,7 +305,7 @@ impl Driver {
             }
         });
         let record = &self.record;
-        self.shown.status.send_replace(LauncherStatus {
+        self.view.status.send_replace(LauncherStatus {
             launches: record.launches,
             resets: record.resets,
             outcome: record.outcome.clone(),

@@ -17,7 +17,7 @@ use steadfast_process::{Failure, Shutdown, init_logging};
 use steadfast_supervise::{GuardProgram, Supervisor};
 use tokio::time::timeout;
 
-use crate::admin::{self, Shown};
+use crate::admin::{self, LauncherView};
 use crate::agents::Agents;
 use crate::args::LaunchArgs;
 use crate::driver::Driver;
@@ -52,8 +52,8 @@ pub async fn launch(args: LaunchArgs) -> Result<ExitCode, Failure> {
     let id = random::uuid();
     init_logging("launcher", &args.rdzv_id, id, &args.log)?;
     let shutdown = Shutdown::install()?;
-    let shown = Shown::new();
-    let _admin = admin::serve(&args, id, &shown, &shutdown).await?;
+    let view = LauncherView::new();
+    let _admin = admin::serve(&args, id, &view, &shutdown).await?;
     let mut endpoints: Vec<String> =
         args.rdzv_endpoint.iter().map(|it| args.auth.url(it)).collect();
     let mut served = endpoints.clone();
@@ -77,7 +77,7 @@ pub async fn launch(args: LaunchArgs) -> Result<ExitCode, Failure> {
     let times = (args.grace, args.lease_ttl);
     let agents = Agents::new(supervisor, template, times, &etcd, &keys, &shutdown).await?;
     let store = Store { etcd, keys, lease_ttl: args.lease_ttl, holder: id.to_string() };
-    let driver = Driver::new(settings, store, agents, Poller::start(polled), shown);
+    let driver = Driver::new(settings, store, agents, Poller::start(polled), view);
     let ended = driver.run(&mut coordinator, &shutdown).await;
     if let Some(coordinator) = coordinator {
         coordinator.end().await;
