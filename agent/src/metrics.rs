@@ -99,7 +99,7 @@ impl Counts {
     }
 
     pub fn register(counts: &Arc<Self>, registry: &mut Registry) {
-        registry.register_collector(Box::new(Shown(counts.clone())));
+        registry.register_collector(Box::new(Metrics(counts.clone())));
     }
 }
 
@@ -111,9 +111,9 @@ enum Retries {
 }
 
 #[derive(Debug)]
-struct Shown(Arc<Counts>);
+struct Metrics(Arc<Counts>);
 
-impl Collector for Shown {
+impl Collector for Metrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let counts = &self.0;
         let restarts = counts.restarts.load(Ordering::Relaxed);
