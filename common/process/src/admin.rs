@@ -92,13 +92,13 @@ pub struct AdminContent {
 }
 
 /// The content of an admin port, and the limit on clients that listen for changes.
-struct Shown {
+struct AdminState {
     content: AdminContent,
     exposure: Exposure,
     listeners: Arc<Semaphore>,
 }
 
-impl Deref for Shown {
+impl Deref for AdminState {
     type Target = AdminContent;
 
     fn deref(&self) -> &AdminContent {
@@ -136,7 +136,7 @@ impl Admin {
         let collector = ProcessMetrics { role: content.role, exposure: exposure.clone() };
         content.metrics.register_collector(Box::new(collector));
         let (listeners, identity) = (Arc::new(Semaphore::new(LISTENERS_MAX)), exposure.identity());
-        let router = router(Arc::new(Shown { content, exposure, listeners }));
+        let router = router(Arc::new(AdminState { content, exposure, listeners }));
         let task = match port.into_tcp() {
             Ok(listener) => spawn(accept(listener, router, identity)),
             // A simulated port only has to be open for probes.
@@ -220,7 +220,7 @@ where
     }
 }
 
-fn router(content: Arc<Shown>) -> Router {
+fn router(content: Arc<AdminState>) -> Router {
     let lock = Arc::new(Lock::new(content.token.clone()));
     // The token gives read access only.
     let changes = from_fn_with_state(Arc::new(Lock::new(None)), authorize);
@@ -256,7 +256,7 @@ async fn authorize(
     (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, CHALLENGE)], why).into_response()
 }
 
-type Content = State<Arc<Shown>>;
+type Content = State<Arc<AdminState>>;
 
 async fn ready(State(content): Content) -> Response {
     match content.readiness.get() {
