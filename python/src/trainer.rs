@@ -367,7 +367,7 @@ fn settings(py: Python<'_>, args: Vec<String>) -> PyResult<Args> {
     };
     Err(match refusal {
         Refusal::Errors(errors) => exception(py, &Failure::invalid(errors.join("\n"))),
-        Refusal::Shown(shown) => {
+        Refusal::HelpOrVersion(shown) => {
             print!("{shown}");
             PySystemExit::new_err(0)
         }

@@ -23,7 +23,7 @@ pub enum Refusal {
     /// All errors, one message each.
     Errors(Vec<String>),
     /// The user requested help or the version.
-    Shown(Box<clap::Error>),
+    HelpOrVersion(Box<clap::Error>),
     /// The user requested a check of the settings, and they are valid; this lists them.
     Checked(String),
 }
@@ -39,7 +39,7 @@ pub fn parse<A: Parser>() -> A {
         .collect();
     match try_parse(&words, &variables, &|path| std::fs::read_to_string(path)) {
         Ok(args) => args,
-        Err(Refusal::Shown(shown)) => shown.exit(),
+        Err(Refusal::HelpOrVersion(shown)) => shown.exit(),
         Err(Refusal::Checked(listing)) => {
             crate::print(listing);
             std::process::exit(0);
@@ -103,7 +103,7 @@ fn answer(command: Command, question: &OsString) -> Refusal {
     });
     let name = OsString::from(command.get_name());
     match command.try_get_matches_from([name, question.clone()]) {
-        Err(shown) if !shown.use_stderr() => Refusal::Shown(Box::new(shown)),
+        Err(shown) if !shown.use_stderr() => Refusal::HelpOrVersion(Box::new(shown)),
         _ => Refusal::Errors(vec![format!("unexpected argument `{}`", question.to_string_lossy())]),
     }
 }
@@ -382,7 +382,7 @@ mod tests {
 
     #[test]
     fn help_names_the_variables() {
-        let Err(Refusal::Shown(shown)) = read(&["--help", "--nonsense"], &[], "") else {
+        let Err(Refusal::HelpOrVersion(shown)) = read(&["--help", "--nonsense"], &[], "") else {
             panic!("not shown");
         };
         assert!(shown.render().to_string().contains("STEADFAST_ETCD_CA"));
