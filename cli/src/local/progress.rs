@@ -20,14 +20,14 @@ const BAR: &str = "{bar:24} {percent:>3}%  {msg}";
 /// Where progress is shown.
 #[derive(Debug)]
 pub struct Progress {
-    shown: Shown,
+    display: Display,
     waits_for: &'static str,
     /// When the master last answered.
     heard: Instant,
 }
 
 #[derive(Debug)]
-enum Shown {
+enum Display {
     Bar(ProgressBar),
     Lines(Lines),
 }
@@ -43,15 +43,15 @@ impl Progress {
     /// Creates the display, without output yet.
     /// `waits_for` is what the first status waits for.
     pub fn new(stderr: Stderr, waits_for: &'static str) -> Self {
-        let shown = match stderr {
+        let display = match stderr {
             Stderr::Terminal => {
                 let bar = ProgressBar::with_draw_target(Some(1), ProgressDrawTarget::stderr());
                 let style = ProgressStyle::with_template(BAR).expect("the template is a constant");
-                Shown::Bar(bar.with_style(style.progress_chars("━╸─")))
+                Display::Bar(bar.with_style(style.progress_chars("━╸─")))
             }
-            Stderr::Other => Shown::Lines(Lines::default()),
+            Stderr::Other => Display::Lines(Lines::default()),
         };
-        Self { shown, waits_for, heard: Instant::now() }
+        Self { display, waits_for, heard: Instant::now() }
     }
 
     /// Shows the latest status.
@@ -66,14 +66,14 @@ impl Progress {
             (Some(status), false) => describe(status),
             (Some(status), true) => format!("{} · no master answers", describe(status)),
         };
-        match &mut self.shown {
-            Shown::Bar(bar) => {
+        match &mut self.display {
+            Display::Bar(bar) => {
                 let (position, length) = seen.status.as_ref().map_or((0, 1), position);
                 bar.set_length(length);
                 bar.set_position(position);
                 bar.set_message(text);
             }
-            Shown::Lines(lines) => {
+            Display::Lines(lines) => {
                 let stage = seen.status.as_ref().map(|status| (status.state, status.pass.0));
                 if lines.is_due(stage, &text, now) {
                     notice(text);
@@ -85,17 +85,17 @@ impl Progress {
     /// Prints a message on stderr, above the progress bar if there is one.
     pub fn note(&self, text: &str) {
         let print = || notice(format_args!("steadfast: {text}"));
-        match &self.shown {
-            Shown::Bar(bar) => bar.suspend(print),
-            Shown::Lines(_) => print(),
+        match &self.display {
+            Display::Bar(bar) => bar.suspend(print),
+            Display::Lines(_) => print(),
         }
     }
 
     /// Removes the progress bar.
     pub fn clear(&self) {
-        match &self.shown {
-            Shown::Bar(bar) => bar.finish_and_clear(),
-            Shown::Lines(_) => {}
+        match &self.display {
+            Display::Bar(bar) => bar.finish_and_clear(),
+            Display::Lines(_) => {}
         }
     }
 }
