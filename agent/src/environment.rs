@@ -19,7 +19,7 @@ pub(crate) struct NodeInfo {
 
 /// A round, as one of its members sees it.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
+pub(crate) struct RoundPlacement {
     pub record: RoundRecord,
     /// The ports of each member, by rank.
     pub ports: Vec<NodePorts>,
@@ -43,7 +43,7 @@ pub(crate) struct Fixed {
     pub agent_address: String,
 }
 
-impl Place {
+impl RoundPlacement {
     pub fn own(&self) -> &MemberRecord {
         &self.record.members[self.rank]
     }
@@ -118,7 +118,7 @@ mod tests {
 
     use super::*;
 
-    fn place() -> Place {
+    fn placement() -> RoundPlacement {
         let node = |id: u128| NodeId(uuid(id));
         let member = |id: u128, slots, first_rank| MemberRecord {
             node: node(id),
@@ -133,7 +133,7 @@ mod tests {
             master,
         };
         let members = vec![member(1, 2, 0), member(2, 1, 2)];
-        Place {
+        RoundPlacement {
             record: RoundRecord { round: Round(7), world_size: 3, members },
             ports: vec![ports("[fd00::1]", &[5, 6], 9), ports("b", &[8], 10)],
             past: Past::default(),
@@ -154,7 +154,7 @@ mod tests {
         let (role, workers_max) = ("trainer".to_owned(), Some(4));
         let fixed =
             Fixed { job, node: NodeId(uuid(2)), workers_max, restarts_max: 3, role, agent_address };
-        let variables = place().environment(&fixed, 0, 1);
+        let variables = placement().environment(&fixed, 0, 1);
         let variables: BTreeMap<&str, &str> =
             variables.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         for (name, expected) in [

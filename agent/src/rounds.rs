@@ -20,7 +20,7 @@ use tokio::time::{Instant, interval, sleep, sleep_until, timeout};
 use tracing::{error, info, warn};
 
 use crate::args::RunArgs;
-use crate::environment::Place;
+use crate::environment::RoundPlacement;
 use crate::job_end::WORKERS_FAILED;
 use crate::metrics::{Counts, RunResult};
 use crate::ports::HeldPorts;
@@ -88,15 +88,15 @@ impl Agent<'_> {
                 () = shutdown.drain() => return Ok(shutdown.exit_code()),
                 joined = self.join_beside(workers) => joined,
             };
-            let (place, held) = match joined {
+            let (placement, held) = match joined {
                 Err(failure) if failure.kind == ErrorKind::Stale => return self.job_ended().await,
                 joined => match joined? {
                     Some(joined) => joined,
                     None => return Ok(self.give_up().await),
                 },
             };
-            self.note_round(&place);
-            let ended = self.watch(&place, held, workers, shutdown).await?;
+            self.note_round(&placement);
+            let ended = self.watch(&placement, held, workers, shutdown).await?;
             if workers.rounds.is_unregistered() {
                 warn!("the registration was lost; registering again");
                 self.membership.forget();
@@ -110,7 +110,7 @@ impl Agent<'_> {
                     let exited = tokio::select! {
                         biased;
                         () = shutdown.drain() => {
-                            self.note_success(place.record.round).await;
+                            self.note_success(placement.record.round).await;
                             return Ok(shutdown.exit_code());
                         }
                         exited = exit => exited.map_err(|error| failure(&error))?,
@@ -133,7 +133,7 @@ impl Agent<'_> {
     async fn join_beside(
         &mut self,
         workers: &mut Workers,
-    ) -> Result<Option<(Place, HeldPorts)>, Failure> {
+    ) -> Result<Option<(RoundPlacement, HeldPorts)>, Failure> {
         let Self { args, membership, host, base, service, counts, .. } = self;
         let surroundings = Surroundings { args, counts, service };
         let past = workers.rounds.past();
@@ -151,14 +151,14 @@ impl Agent<'_> {
         }
     }
 
-    fn note_round(&self, place: &Place) {
+    fn note_round(&self, placement: &RoundPlacement) {
         self.counts.rounds.fetch_add(1, Ordering::Relaxed);
-        self.counts.round.store(place.record.round.0, Ordering::Relaxed);
+        self.counts.round.store(placement.record.round.0, Ordering::Relaxed);
         info!(
-            round = place.record.round.0,
-            rank = place.rank,
-            nodes = place.record.members.len(),
-            workers = place.record.world_size,
+            round = placement.record.round.0,
+            rank = placement.rank,
+            nodes = placement.record.members.len(),
+            workers = placement.record.world_size,
             "round begins"
         );
     }
@@ -166,18 +166,18 @@ impl Agent<'_> {
     /// Starts the workers that are missing, and answers those that wait for the round.
     async fn start(
         &self,
-        place: &Place,
+        placement: &RoundPlacement,
         missing: &BTreeSet<u32>,
         set: &mut WorkerSet,
     ) -> Result<(), Failure> {
-        let specs = self.specs(place);
+        let specs = self.specs(placement);
         let is_missing = |index: &usize| missing.contains(&(*index as u32));
         for index in (0..specs.len()).filter(|index| !is_missing(index)) {
             // Before the worker learns of the round: what it prints in it has its rank there.
-            let rank = place.own().first_rank + index as u32;
+            let rank = placement.own().first_rank + index as u32;
             set.workers()[index].set_prefix(&prefix(rank));
         }
-        self.service.begin(place);
+        self.service.begin(placement);
         if missing.len() == specs.len() {
             *set = self.supervisor.start_all(&specs).await.map_err(start_failure)?;
         } else {
@@ -209,13 +209,13 @@ impl Agent<'_> {
     /// Starts and watches the workers of a round until all have succeeded, have left the round, or have to be stopped.
     async fn watch(
         &self,
-        place: &Place,
+        placement: &RoundPlacement,
         held: HeldPorts,
         workers: &mut Workers,
         shutdown: &Shutdown,
     ) -> Result<End, Failure> {
         let session = self.membership.session().expect("a node that has joined is registered");
-        let (round, counts) = (place.record.round, &self.counts);
+        let (round, counts) = (placement.record.round, &self.counts);
         let report = || counts.report();
         let interval_ = self.args.monitor_interval;
         let mut over = std::pin::pin!(until_over(session, round, report, interval_).fuse());
@@ -227,14 +227,14 @@ impl Agent<'_> {
         let surroundings = Surroundings { args: self.args, counts, service: &self.service };
         let mut held = Some(held);
         let mut begun = Instant::now();
-        let mut input = Input::Joined(group(place));
+        let mut input = Input::Joined(group(placement));
         loop {
             told.mark_unchanged();
             let view = self.view(round, begun, &workers.set);
             input = match surroundings.pass(&view, input, workers) {
                 Next::Start(missing) => {
                     drop(held.take());
-                    self.start(place, &missing, &mut workers.set).await?;
+                    self.start(placement, &missing, &mut workers.set).await?;
                     self.readiness.set_ready();
                     begun = Instant::now();
                     Input::Look
@@ -359,13 +359,13 @@ async fn answer_suspicions(
 }
 
 /// Returns the round as the machine sees it.
-fn group(place: &Place) -> Group {
+fn group(placement: &RoundPlacement) -> Group {
     Group {
-        round: place.record.round,
-        nodes: place.record.members.iter().map(|member| member.node).collect(),
-        first_rank: place.own().first_rank,
-        workers: place.own().slots,
-        past: place.past,
+        round: placement.record.round,
+        nodes: placement.record.members.iter().map(|member| member.node).collect(),
+        first_rank: placement.own().first_rank,
+        workers: placement.own().slots,
+        past: placement.past,
     }
 }
 

@@ -27,7 +27,7 @@ use tracing::{info, warn};
 
 use crate::args::RunArgs;
 use crate::coordinator::{Coordinator, CoordinatorSettings};
-use crate::environment::{Fixed, NodeInfo, Place};
+use crate::environment::{Fixed, NodeInfo, RoundPlacement};
 use crate::interface;
 use crate::job_end::{has_failed, was_over};
 use crate::launcher_link;
@@ -195,18 +195,18 @@ impl<'a> Agent<'a> {
     }
 
     /// Returns how the workers of a round are started, by local rank.
-    pub fn specs(&self, place: &Place) -> Vec<WorkerSpec> {
+    pub fn specs(&self, placement: &RoundPlacement) -> Vec<WorkerSpec> {
         let restarts = self.counts.restarts.load(Ordering::Relaxed);
-        let first_rank = place.own().first_rank;
-        let specs = (0..place.own().slots).map(|local_rank| {
+        let first_rank = placement.own().first_rank;
+        let specs = (0..placement.own().slots).map(|local_rank| {
             let rank = first_rank + local_rank;
             let mut spec = WorkerSpec::new(format!("rank {rank}"), &self.program.path);
             spec.args.clone_from(&self.program.args);
-            let variables = place.environment(&self.fixed, local_rank, restarts);
-            let variables = variables.into_iter().chain(self.defaults(place.own().slots));
+            let variables = placement.environment(&self.fixed, local_rank, restarts);
+            let variables = variables.into_iter().chain(self.defaults(placement.own().slots));
             spec.env = variables.map(|(name, value)| (name.into(), value.into())).collect();
             spec.input = self.input();
-            spec.output = self.output(place, local_rank);
+            spec.output = self.output(placement, local_rank);
             spec
         });
         specs.collect()
@@ -231,12 +231,12 @@ impl<'a> Agent<'a> {
         }
     }
 
-    fn output(&self, place: &Place, local_rank: u32) -> Output {
-        let rank = place.own().first_rank + local_rank;
+    fn output(&self, placement: &RoundPlacement, local_rank: u32) -> Output {
+        let rank = placement.own().first_rank + local_rank;
         let prefix = prefix(rank);
         // Without a directory, no stream goes to a file.
         let logs = self.logs.clone().unwrap_or_default();
-        let directory = logs.join(place.record.round.to_string()).join(rank.to_string());
+        let directory = logs.join(placement.record.round.to_string()).join(rank.to_string());
         let (stdout, stderr) = targets(self.args, local_rank);
         Output::Separate { prefix, directory, stdout, stderr }
     }
@@ -276,7 +276,7 @@ pub(crate) async fn join(
     host: &str,
     base: Option<u16>,
     past: Past,
-) -> Result<(Place, HeldPorts), Failure> {
+) -> Result<(RoundPlacement, HeldPorts), Failure> {
     let (workers, master) = (args.nproc_per_node, args.master_port);
     let take_ports = || {
         let held = HeldPorts::take(host, base, workers, master);
@@ -298,7 +298,7 @@ pub(crate) async fn join(
     let infos = infos.collect::<Result<Vec<_>, Failure>>()?;
     let past = infos.iter().fold(Past::default(), |past, info| past + info.past);
     let ports = infos.into_iter().map(|info| info.ports).collect();
-    Ok((Place { record: joined.record, ports, past, rank: joined.rank }, joined.prepared))
+    Ok((RoundPlacement { record: joined.record, ports, past, rank: joined.rank }, joined.prepared))
 }
 
 /// Returns the last lines of a worker's output, unless the output was printed.

@@ -28,7 +28,7 @@ use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 
 use crate::commits::{Commit, Commits};
-use crate::environment::Place;
+use crate::environment::RoundPlacement;
 
 /// Maximum time that a call may block. Workers repeat it.
 const WAIT_MAX: Duration = Duration::from_secs(10);
@@ -64,7 +64,7 @@ struct Shared {
 
 #[derive(Debug)]
 struct State {
-    place: Option<Place>,
+    placement: Option<RoundPlacement>,
     revision: i64,
     changes: Vec<MemberChange>,
     /// Workers that have asked for something in this life, by local rank.
@@ -93,7 +93,7 @@ impl WorkerService {
     pub async fn serve(reason: watch::Receiver<String>) -> Result<Self, Failure> {
         let shared = Arc::new(Shared {
             state: Mutex::new(State {
-                place: None,
+                placement: None,
                 revision: 0,
                 changes: Vec::new(),
                 connected: BTreeSet::new(),
@@ -120,9 +120,9 @@ impl WorkerService {
     }
 
     /// Begins a round: answers the workers that wait for it.
-    pub fn begin(&self, place: &Place) {
+    pub fn begin(&self, placement: &RoundPlacement) {
         self.change(|state| {
-            state.place = Some(place.clone());
+            state.placement = Some(placement.clone());
             state.changes.clear();
             state.ready.clear();
             state.suspicions.clear();
@@ -221,7 +221,8 @@ impl State {
 
     /// Returns the answer to a worker that suspects that `round` is over, if there is one yet.
     fn verdict(&self, local_rank: u32, round: u64) -> Option<suspect_reply::Verdict> {
-        let is_current = self.place.as_ref().is_some_and(|place| place.record.round.0 == round);
+        let is_current =
+            self.placement.as_ref().is_some_and(|placement| placement.record.round.0 == round);
         if !is_current || !self.changes.is_empty() {
             return Some(suspect_reply::Verdict::Over);
         }
@@ -266,7 +267,7 @@ struct Service(Arc<Shared>);
 impl Service {
     fn connected(&self, local_rank: u32) {
         let mut state = self.0.lock();
-        let slots = state.place.as_ref().map_or(0, |place| place.own().slots);
+        let slots = state.placement.as_ref().map_or(0, |placement| placement.own().slots);
         if local_rank < slots {
             state.connected.insert(local_rank);
         }
@@ -281,17 +282,17 @@ fn check_token(token: &str, request: Request<()>) -> Result<Request<()>, Status>
     }
 }
 
-fn assignment(place: &Place, local_rank: u32) -> WorkerAssignment {
-    let (host, port) = place.master();
-    let own = place.own();
+fn assignment(placement: &RoundPlacement, local_rank: u32) -> WorkerAssignment {
+    let (host, port) = placement.master();
+    let own = placement.own();
     WorkerAssignment {
-        round: place.record.round.0,
+        round: placement.record.round.0,
         rank: own.first_rank + local_rank,
         local_rank,
-        world_size: place.record.world_size,
+        world_size: placement.record.world_size,
         local_world_size: own.slots,
-        group_rank: place.rank as u32,
-        group_world_size: place.record.members.len() as u32,
+        group_rank: placement.rank as u32,
+        group_world_size: placement.record.members.len() as u32,
         master_addr: host.to_owned(),
         master_port: port.into(),
     }
@@ -321,14 +322,15 @@ impl Worker for Service {
         self.connected(local_rank);
         {
             let mut state = self.0.lock();
-            if state.place.as_ref().is_some_and(|place| place.record.round.0 == after) {
+            if state.placement.as_ref().is_some_and(|placement| placement.record.round.0 == after) {
                 state.ready.insert(local_rank, after);
             }
         }
         self.0.changed.send_modify(|changes| *changes += 1);
         let later = |state: &State| {
-            let place = state.place.as_ref().filter(|place| after < place.record.round.0)?;
-            Some(next_round_reply::Next::Assignment(assignment(place, local_rank)))
+            let placement =
+                state.placement.as_ref().filter(|placement| after < placement.record.round.0)?;
+            Some(next_round_reply::Next::Assignment(assignment(placement, local_rank)))
         };
         let waits = |_: &State| next_round_reply::Next::Wait(self.0.reason.borrow().clone());
         let next = self.0.until(wait_ms, later, waits).await;
@@ -342,7 +344,7 @@ impl Worker for Service {
         let SuspectRequest { local_rank, round, wait_ms } = request.into_inner();
         self.connected(local_rank);
         self.0.change(|state| {
-            let slots = state.place.as_ref().map_or(0, |place| place.own().slots);
+            let slots = state.placement.as_ref().map_or(0, |placement| placement.own().slots);
             if local_rank < slots {
                 let suspicion = Suspicion { since: Instant::now(), is_refuted: false };
                 state.suspicions.entry(local_rank).or_insert(suspicion);
