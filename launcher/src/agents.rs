@@ -160,7 +160,7 @@ impl Agents {
 
     fn spawn(&mut self, host: HostName, launch: u64, slots: Option<u32>) {
         let stop = Shutdown::manual();
-        let agent = Agent {
+        let agent = AgentRun {
             common: self.common.clone(),
             registered: self.registered.subscribe(),
             host: host.clone(),
@@ -169,7 +169,7 @@ impl Agents {
         };
         let tx = self.tx.clone();
         let task = spawn(async move {
-            let ended = agent.live(slots).await;
+            let ended = agent.run(slots).await;
             // An error means that the waiting caller has gone.
             let _ = tx.send(ended).await;
         });
@@ -182,8 +182,8 @@ impl Agents {
     }
 }
 
-/// One agent, in its task.
-struct Agent {
+/// One run of an agent on a host, in its task.
+struct AgentRun {
     common: Arc<Common>,
     registered: watch::Receiver<Arc<View>>,
     host: HostName,
@@ -191,10 +191,10 @@ struct Agent {
     stop: Shutdown,
 }
 
-impl Agent {
+impl AgentRun {
     /// Starts the agent and waits for its end. Without slots, waits for the end of an agent that another launcher
     /// has started.
-    async fn live(mut self, slots: Option<u32>) -> Ended {
+    async fn run(mut self, slots: Option<u32>) -> Ended {
         let stop = self.stop.clone();
         tokio::select! {
             biased;

@@ -247,7 +247,7 @@ impl Driver {
     }
 
     /// Notes the result of a poll; returns what it means for the machine.
-    pub(crate) fn polled(&mut self, poll: Poll) -> Option<Input> {
+    pub(crate) fn note_poll(&mut self, poll: Poll) -> Option<Input> {
         let discovery = self.discovery.as_mut()?;
         let reason = match poll {
             Ok(hosts) => {

@@ -87,7 +87,7 @@ impl Host for LaunchHost<'_> {
                 ended.map_err(|it| TermEnd::Failed(it.context("the master of the job")))?;
                 None
             }
-            poll = driver.poller.next() => driver.polled(poll),
+            poll = driver.poller.next() => driver.note_poll(poll),
             () = sleep(pause) => None,
         };
         Ok(input.unwrap_or(Input::Deadline))

@@ -23,9 +23,9 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// A list of hosts, or why there is none.
 pub(crate) type Poll = Result<Vec<Host>, String>;
 
-/// What is polled.
+/// Where a poll finds the hosts.
 #[derive(Clone, Debug)]
-pub(crate) enum Polled {
+pub(crate) enum HostSource {
     Fixed(Vec<Host>),
     Script(Script),
 }
@@ -56,10 +56,10 @@ impl Drop for Poller {
 
 impl Poller {
     /// Starts to poll. A fixed list arrives once.
-    pub fn start(polled: Polled) -> Self {
+    pub fn start(source: HostSource) -> Self {
         // One result waits at most, so that it is not old when it is taken.
         let (tx, polls) = mpsc::channel(1);
-        Self { polls, task: spawn(poll(polled, tx)) }
+        Self { polls, task: spawn(poll(source, tx)) }
     }
 
     /// Waits for the next result.
@@ -72,14 +72,14 @@ impl Poller {
     }
 }
 
-async fn poll(polled: Polled, tx: mpsc::Sender<Poll>) {
-    match polled {
-        Polled::Fixed(hosts) => {
+async fn poll(source: HostSource, tx: mpsc::Sender<Poll>) {
+    match source {
+        HostSource::Fixed(hosts) => {
             // An error means that the poller was dropped.
             let _ = tx.send(Ok(hosts)).await;
             pending().await
         }
-        Polled::Script(script) => {
+        HostSource::Script(script) => {
             let mut ticks = interval(PERIOD);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
@@ -166,7 +166,7 @@ mod tests {
         fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("it is ours");
         let line = script.display().to_string();
         let script = Script::new(&line, 1, Duration::from_secs(30), None);
-        let mut poller = Poller::start(Polled::Script(script.expect("it is executable")));
+        let mut poller = Poller::start(HostSource::Script(script.expect("it is executable")));
         assert_eq!(poller.next().await.expect("the script succeeds").len(), 1);
         let first = Instant::now();
         for _ in 0..2 {

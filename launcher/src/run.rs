@@ -22,7 +22,7 @@ use crate::agents::Agents;
 use crate::args::LaunchArgs;
 use crate::driver::Driver;
 use crate::machine::{Machine, advertised};
-use crate::poll::{Polled, Poller, Script};
+use crate::poll::{HostSource, Poller, Script};
 use crate::store::Store;
 use crate::template::Template;
 
@@ -48,7 +48,7 @@ pub async fn launch(args: LaunchArgs) -> Result<ExitCode, Failure> {
     // Before anything is started, so that an error is the only output.
     let workers_max = workers_max(&args, &source);
     Template::new(&args, machine.clone(), &[], nodes, workers_max)?;
-    let polled = polled(&args, source, listen, &machine)?;
+    let source = host_source(&args, source, listen, &machine)?;
     let id = random::uuid();
     init_logging("launcher", &args.rdzv_id, id, &args.log)?;
     let shutdown = Shutdown::install()?;
@@ -77,7 +77,7 @@ pub async fn launch(args: LaunchArgs) -> Result<ExitCode, Failure> {
     let times = (args.grace, args.lease_ttl);
     let agents = Agents::new(supervisor, template, times, &etcd, &keys, &shutdown).await?;
     let store = Store { etcd, keys, lease_ttl: args.lease_ttl, holder: id.to_string() };
-    let driver = Driver::new(settings, store, agents, Poller::start(polled), view);
+    let driver = Driver::new(settings, store, agents, Poller::start(source), view);
     let ended = driver.run(&mut coordinator, &shutdown).await;
     if let Some(coordinator) = coordinator {
         coordinator.end().await;
@@ -193,14 +193,14 @@ fn listen(args: &LaunchArgs, source: &Source, machine: &Machine) -> Option<Socke
     Some(args.listen.unwrap_or(SocketAddr::from((address, 0))))
 }
 
-/// Returns what is polled for hosts. Without a flag, only hosts are allowed that are this machine, if this launcher
+/// Returns where polls find the hosts. Without a flag, only hosts are allowed that are this machine, if this launcher
 /// serves etcd: others do not reach it.
-fn polled(
+fn host_source(
     args: &LaunchArgs,
     source: Source,
     listen: Option<SocketAddr>,
     machine: &Machine,
-) -> Result<Polled, Failure> {
+) -> Result<HostSource, Failure> {
     let is_allowed = args.security.insecure_allow_plaintext;
     if let Some(listen) = listen.filter(|it| !it.ip().is_loopback() && !is_allowed) {
         return Err(Failure::invalid(format!(
@@ -212,12 +212,12 @@ fn polled(
     match source {
         Source::Script(line) => {
             let (slots, timeout) = (args.slots_per_host, args.discovery_timeout);
-            Ok(Polled::Script(Script::new(&line, slots, timeout, only_local)?))
+            Ok(HostSource::Script(Script::new(&line, slots, timeout, only_local)?))
         }
         Source::Fixed(hosts) => {
             let checked = only_local.map_or(Ok(()), |machine| machine.has_all(&hosts));
             checked.map_err(Failure::invalid)?;
-            Ok(Polled::Fixed(hosts))
+            Ok(HostSource::Fixed(hosts))
         }
     }
 }
