@@ -73,7 +73,7 @@ pub async fn run(args: RunArgs) -> Result<ExitCode, Failure> {
             () = shutdown.drain() => return Ok(shutdown.exit_code()),
             begun = begun => begun?,
         };
-        agent.live(&shutdown).await
+        agent.run(&shutdown).await
     };
     let ended = match &mut coordinator {
         None => living.await,
@@ -181,7 +181,7 @@ impl<'a> Agent<'a> {
         })
     }
 
-    async fn live(mut self, shutdown: &Shutdown) -> Result<ExitCode, Failure> {
+    async fn run(mut self, shutdown: &Shutdown) -> Result<ExitCode, Failure> {
         let passing_on = pass_on(self.supervisor.signaller(), shutdown);
         let ended = tokio::select! {
             biased;

@@ -18,7 +18,7 @@ mod tensor_service;
 
 use std::process::ExitCode;
 
-pub use run::{Args, live};
+pub use run::{Args, run_process};
 
 /// Runs a parameter server with the settings of the command line. (Compiled with this library, not again
 /// with each program that calls it.)

@@ -97,14 +97,14 @@ pub(crate) async fn run(args: Args) -> Result<(), Failure> {
     let (id, common) = (random::uuid(), &args.common);
     let identity = init_logging("pserver", &common.job, id, &common.log)?;
     let stores = args.stores()?;
-    live(args, stores, id, identity, Shutdown::install()?).await
+    run_process(args, stores, id, identity, Shutdown::install()?).await
 }
 
 /// Runs a pserver in a process that provides its own stores for rows, logging and shutdown signal.
 ///
 /// # Errors
 /// As [`run`].
-pub async fn live(
+pub async fn run_process(
     args: Args,
     stores: Arc<dyn RowStores>,
     id: Uuid,

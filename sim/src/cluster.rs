@@ -279,15 +279,23 @@ impl Cluster {
                     table_directory: None,
                 };
                 let stores = self.stores();
-                steadfast_pserver::live(args, stores, id, identity("pserver"), shutdown).boxed()
+                steadfast_pserver::run_process(args, stores, id, identity("pserver"), shutdown)
+                    .boxed()
             }
             Role::Trainer => {
                 let args = steadfast_trainer::Args { common, accept_code_change: false };
                 let identity = identity("trainer");
                 async move {
                     let current = steadfast_trainer::Current::default();
-                    steadfast_trainer::live(args, registry(), id, identity, shutdown, &current)
-                        .await
+                    steadfast_trainer::run_process(
+                        args,
+                        registry(),
+                        id,
+                        identity,
+                        shutdown,
+                        &current,
+                    )
+                    .await
                 }
                 .boxed()
             }
@@ -317,7 +325,7 @@ impl Cluster {
             Workload::Elastic(job) => job.clone(),
             Workload::Training(_) => unreachable!("no plan of a training job has agents"),
         };
-        node::live(job, common, id, shutdown, self.0.observed.clone()).boxed()
+        node::run(job, common, id, shutdown, self.0.observed.clone()).boxed()
     }
 
     fn settings(&self) -> CommonArgs {

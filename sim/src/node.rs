@@ -53,7 +53,7 @@ enum RoundEnd {
 ///
 /// # Errors
 /// Those of an agent.
-pub async fn live(
+pub async fn run(
     job: ElasticJob,
     args: CommonArgs,
     id: Uuid,

@@ -27,7 +27,7 @@ mod tasks;
 use std::process::ExitCode;
 
 pub use current::{Current, Snapshot};
-pub use run::{Args, live, run};
+pub use run::{Args, run, run_process};
 pub use steadfast_trainer_core::*;
 
 /// Runs a trainer with the settings of the command line and the given models.

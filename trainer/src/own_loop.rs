@@ -44,7 +44,7 @@ use tokio::runtime::{Builder, Runtime};
 use uuid::Uuid;
 
 use crate::current::{Current, Snapshot};
-use crate::run::{Args, live};
+use crate::run::{Args, run_process};
 
 /// Sends requests to the program whose loop computes.
 #[derive(Debug)]
@@ -109,16 +109,16 @@ impl Running {
     ) -> Result<Self, Failure> {
         let current = Current::default();
         let runtime = runtime(&mut Builder::new_multi_thread())?;
-        let live = {
+        let running = {
             let (shutdown, current) = (shutdown.clone(), current.clone());
             async move {
                 let id = random::uuid();
                 let identity = log(&args, id)?;
-                live(args, registry, id, identity, shutdown, &current).await
+                run_process(args, registry, id, identity, shutdown, &current).await
             }
         };
         let run = move || {
-            let outcome = runtime.block_on(live);
+            let outcome = runtime.block_on(running);
             // Calls in flight are dropped; waiting for those that compute in the program would never end.
             runtime.shutdown_background();
             outcome

@@ -63,7 +63,7 @@ pub struct Args {
 pub async fn run(args: Args, registry: Registry) -> Result<(), Failure> {
     let (id, common) = (random::uuid(), &args.common);
     let identity = init_logging("trainer", &common.job, id, &common.log)?;
-    live(args, registry, id, identity, Shutdown::install()?, &Current::default()).await
+    run_process(args, registry, id, identity, Shutdown::install()?, &Current::default()).await
 }
 
 /// Runs a trainer in a process that provides its own logging and shutdown signal, and may read the parameters through
@@ -71,7 +71,7 @@ pub async fn run(args: Args, registry: Registry) -> Result<(), Failure> {
 ///
 /// # Errors
 /// As [`run`].
-pub async fn live(
+pub async fn run_process(
     args: Args,
     registry: Registry,
     id: Uuid,
