@@ -235,7 +235,7 @@ impl Coordinator {
         let identity = LogIdentity::new("master", &job, id);
         let shutdown = Shutdown::manual();
         let drain = shutdown.clone();
-        let master = spawn(steadfast_master::live(args, Some(order), id, identity, drain));
+        let master = spawn(steadfast_master::run_process(args, Some(order), id, identity, drain));
         Ok(Self { address, shutdown, master: Some(master), etcd, _data })
     }
 

@@ -17,7 +17,7 @@ use std::process::ExitCode;
 
 pub use elastic::stored_elastic_status;
 pub use job::{ElasticRequest, JobRequest, Request};
-pub use run::{Args, live};
+pub use run::{Args, run_process};
 
 /// Runs a master with the settings of the command line. Defined in the library so that its code is compiled
 /// once, not in each program that calls it.

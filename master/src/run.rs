@@ -85,14 +85,14 @@ pub(crate) async fn run(args: Args) -> Result<(), Failure> {
     let identity = init_logging("master", &common.job, id, &common.log)?;
     let shutdown = Shutdown::install()?;
     let order = order(&args)?;
-    live(args, order, id, identity, shutdown).await
+    run_process(args, order, id, identity, shutdown).await
 }
 
 /// Runs a master in a process that supplies the job request, the log identity and the shutdown signal itself.
 ///
 /// # Errors
 /// See [`run`].
-pub async fn live(
+pub async fn run_process(
     args: Args,
     order: Option<Request>,
     id: Uuid,
@@ -150,7 +150,7 @@ pub async fn live(
     let etcd = Etcd::connect(&common.etcd_options()).await?;
     let keys = common.keys();
     job::check(&etcd, &keys, order.as_ref()).await?;
-    let life = MasterProcess {
+    let process = MasterProcess {
         etcd: &etcd,
         keys: &keys,
         order: order.as_ref(),
@@ -162,7 +162,7 @@ pub async fn live(
     };
     let ending = tokio::select! {
         biased;
-        ending = life.live(&identity, &readiness, &acting, &shutdown) => ending,
+        ending = process.run(&identity, &readiness, &acting, &shutdown) => ending,
         served = &mut serving => {
             return Err(Failure::internal(format!("the server ended: {served:?}")));
         }
@@ -216,7 +216,7 @@ struct MasterProcess<'a> {
 impl MasterProcess<'_> {
     /// Waits as a standby and acts, across lost leases, until the job is over, another master has replaced
     /// this one, or shutdown is requested.
-    async fn live(
+    async fn run(
         &self,
         identity: &LogIdentity,
         readiness: &Readiness,

@@ -268,7 +268,7 @@ impl Cluster {
                     tensorboard: None,
                     start_timeout: START_TIMEOUT,
                 };
-                steadfast_master::live(args, Some(request), id, identity("master"), shutdown)
+                steadfast_master::run_process(args, Some(request), id, identity("master"), shutdown)
                     .boxed()
             }
             Role::Pserver => {
