@@ -230,12 +230,12 @@ impl Coordinator {
         }
         let args = steadfast_master::Args::try_parse_from(flags)
             .map_err(|error| Failure::internal(format!("the master's settings: {error}")))?;
-        let order = Request::Elastic(ElasticRequest { spec: settings.spec });
+        let request = Request::Elastic(ElasticRequest { spec: settings.spec });
         let id = random::uuid();
         let identity = LogIdentity::new("master", &job, id);
         let shutdown = Shutdown::manual();
         let drain = shutdown.clone();
-        let master = spawn(steadfast_master::run_process(args, Some(order), id, identity, drain));
+        let master = spawn(steadfast_master::run_process(args, Some(request), id, identity, drain));
         Ok(Self { address, shutdown, master: Some(master), etcd, _data })
     }
 

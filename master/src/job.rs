@@ -137,19 +137,19 @@ impl JobRequest {
 pub(crate) async fn check(
     etcd: &Etcd,
     keys: &Keys,
-    order: Option<&Request>,
+    request: Option<&Request>,
 ) -> Result<(), Failure> {
     let Some(held) = etcd.get_json::<AnyJobRecord>(&keys.job()).await? else { return Ok(()) };
-    match order {
-        Some(order) if order.digest() != held.digest() => Err(conflict(keys, order, &held)),
+    match request {
+        Some(request) if request.digest() != held.digest() => Err(conflict(keys, request, &held)),
         Some(_) | None => Ok(()),
     }
 }
 
-fn conflict(keys: &Keys, order: &Request, held: &AnyJobRecord) -> Failure {
-    let difference = match (order, held) {
-        (Request::Training(order), AnyJobRecord::Training(held)) => {
-            order.spec.difference(&held.spec)
+fn conflict(keys: &Keys, request: &Request, held: &AnyJobRecord) -> Failure {
+    let difference = match (request, held) {
+        (Request::Training(request), AnyJobRecord::Training(held)) => {
+            request.spec.difference(&held.spec)
         }
         (Request::Elastic(_), AnyJobRecord::Elastic(_)) => "`nodes` differs".to_owned(),
         (Request::Training(_), AnyJobRecord::Elastic(_))
@@ -160,7 +160,7 @@ fn conflict(keys: &Keys, order: &Request, held: &AnyJobRecord) -> Failure {
         format!(
             "the job `{}` exists with another spec ({difference}); give the new one another name, or delete \
              the old one: etcdctl del --prefix {}/",
-            order.name(),
+            request.name(),
             keys.root()
         ),
     )
@@ -175,27 +175,27 @@ fn conflict(keys: &Keys, order: &Request, held: &AnyJobRecord) -> Failure {
 pub(crate) async fn open(
     etcd: &Etcd,
     keys: &Keys,
-    order: Option<&Request>,
+    request: Option<&Request>,
     waits_for: &watch::Sender<String>,
 ) -> Result<Opened, Failure> {
     if let Some(record) = etcd.get_json::<AnyJobRecord>(&keys.job()).await? {
-        check(etcd, keys, order).await?;
+        check(etcd, keys, request).await?;
         return load(record).await;
     }
-    let Some(order) = order else {
+    let Some(request) = request else {
         return Err(Failure::new(
             ErrorKind::NotFound,
             format!("there is no job at {}; start a master with --job-file", keys.job()),
         ));
     };
-    let (record, opened) = match order {
-        Request::Training(order) => {
-            let job = plan(order, waits_for).await?;
+    let (record, opened) = match request {
+        Request::Training(request) => {
+            let job = plan(request, waits_for).await?;
             (AnyJobRecord::Training(Box::new(job.record.clone())), Opened::Training(Box::new(job)))
         }
-        Request::Elastic(order) => {
-            let record = AnyJobRecord::Elastic(ElasticJobRecord::new(&order.spec));
-            (record, Opened::Elastic(order.spec.clone()))
+        Request::Elastic(request) => {
+            let record = AnyJobRecord::Elastic(ElasticJobRecord::new(&request.spec));
+            (record, Opened::Elastic(request.spec.clone()))
         }
     };
     let value = serde_json::to_vec(&record)
@@ -203,21 +203,21 @@ pub(crate) async fn open(
     match etcd.create(&keys.job(), &value, 0).await? {
         Ok(_) => Ok(opened),
         Err(found) => {
-            check(etcd, keys, Some(order)).await?;
+            check(etcd, keys, Some(request)).await?;
             load(found.json()?).await
         }
     }
 }
 
-async fn plan(order: &JobRequest, waits_for: &watch::Sender<String>) -> Result<Job, Failure> {
-    let spec = &order.spec;
+async fn plan(request: &JobRequest, waits_for: &watch::Sender<String>) -> Result<Job, Failure> {
+    let spec = &request.spec;
     let fraction = spec.evaluation.fraction;
     if spec.dataset.follow {
-        let base = order.base.as_deref();
+        let base = request.base.as_deref();
         let manifest = stream::first_columns(&spec.dataset, base, waits_for).await?;
-        return store_plan(order, manifest).await;
+        return store_plan(request, manifest).await;
     }
-    let manifest = steadfast_data::plan(&spec.dataset, fraction, order.base.as_deref())
+    let manifest = steadfast_data::plan(&spec.dataset, fraction, request.base.as_deref())
         .await
         .map_err(data_failure)?;
     info!(
@@ -228,18 +228,18 @@ async fn plan(order: &JobRequest, waits_for: &watch::Sender<String>) -> Result<J
         "dataset planned"
     );
     plan_warnings::of_plan(spec, &manifest).iter().for_each(|warning| warn!("{warning}"));
-    store_plan(order, manifest).await
+    store_plan(request, manifest).await
 }
 
-async fn store_plan(order: &JobRequest, manifest: Manifest) -> Result<Job, Failure> {
-    let spec = &order.spec;
+async fn store_plan(request: &JobRequest, manifest: Manifest) -> Result<Job, Failure> {
+    let spec = &request.spec;
     let record = JobRecord {
         format: FORMAT,
         spec: spec.clone(),
         digest: spec.digest(),
-        store: order.store.clone(),
+        store: request.store.clone(),
         manifest: manifest.digest(),
-        base: order.base.clone().filter(|_| spec.dataset.follow),
+        base: request.base.clone().filter(|_| spec.dataset.follow),
     };
     let store = open_store(&record)?;
     steadfast_data::store_manifest(&store, &manifest).await.map_err(data_failure)?;

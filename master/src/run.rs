@@ -84,8 +84,8 @@ pub(crate) async fn run(args: Args) -> Result<(), Failure> {
     let (id, common) = (random::uuid(), &args.common);
     let identity = init_logging("master", &common.job, id, &common.log)?;
     let shutdown = Shutdown::install()?;
-    let order = order(&args)?;
-    run_process(args, order, id, identity, shutdown).await
+    let request = request(&args)?;
+    run_process(args, request, id, identity, shutdown).await
 }
 
 /// Runs a master in a process that supplies the job request, the log identity and the shutdown signal itself.
@@ -94,7 +94,7 @@ pub(crate) async fn run(args: Args) -> Result<(), Failure> {
 /// See [`run`].
 pub async fn run_process(
     args: Args,
-    order: Option<Request>,
+    request: Option<Request>,
     id: Uuid,
     identity: LogIdentity,
     shutdown: Shutdown,
@@ -149,11 +149,11 @@ pub async fn run_process(
 
     let etcd = Etcd::connect(&common.etcd_options()).await?;
     let keys = common.keys();
-    job::check(&etcd, &keys, order.as_ref()).await?;
+    job::check(&etcd, &keys, request.as_ref()).await?;
     let process = MasterProcess {
         etcd: &etcd,
         keys: &keys,
-        order: order.as_ref(),
+        request: request.as_ref(),
         args: &args,
         tls,
         record,
@@ -176,18 +176,18 @@ pub async fn run_process(
     Ok(())
 }
 
-fn order(args: &Args) -> Result<Option<Request>, Failure> {
+fn request(args: &Args) -> Result<Option<Request>, Failure> {
     let Some(path) = &args.job_file else { return Ok(None) };
-    let order = Request::read(path, args.store.as_deref())?;
-    if order.name() != args.common.job {
+    let request = Request::read(path, args.store.as_deref())?;
+    if request.name() != args.common.job {
         return Err(Failure::invalid(format!(
             "{} describes the job `{}`, but --job is `{}`",
             path.display(),
-            order.name(),
+            request.name(),
             args.common.job
         )));
     }
-    Ok(Some(order))
+    Ok(Some(request))
 }
 
 fn to_json<T: Serialize>(record: &T) -> Vec<u8> {
@@ -204,7 +204,7 @@ fn after_acting(error: CoordError) -> Failure {
 struct MasterProcess<'a> {
     etcd: &'a Etcd,
     keys: &'a Keys,
-    order: Option<&'a Request>,
+    request: Option<&'a Request>,
     args: &'a Args,
     tls: TlsIdentity,
     record: MasterRecord,
@@ -261,7 +261,7 @@ impl MasterProcess<'_> {
     /// Waits for the job of a master that was started without one. It must not hold the lock meanwhile: the master
     /// that has the job would wait for it.
     async fn until_job_is_written(&self, readiness: &Readiness) -> Result<(), Failure> {
-        if self.order.is_some() {
+        if self.request.is_some() {
             return Ok(());
         }
         let job = Mirror::start(self.etcd, Range::Key(self.keys.job())).await?;
@@ -397,7 +397,7 @@ impl MasterProcess<'_> {
         // A stream may have no file for long.
         let (waits_for, mut waiting) = watch::channel(String::new());
         let waits = self.keys.master_waits();
-        let mut opening = pin!(job::open(self.etcd, self.keys, self.order, &waits_for));
+        let mut opening = pin!(job::open(self.etcd, self.keys, self.request, &waits_for));
         let opened = loop {
             tokio::select! {
                 biased;
