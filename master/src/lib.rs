@@ -1,6 +1,6 @@
 //! The master: owns the task queues, the lanes' assignment, generations and checkpoints of a job.
 
-mod acting;
+mod acting_handles;
 mod checkpoint;
 mod elastic;
 mod event_loop;

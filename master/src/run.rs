@@ -31,7 +31,7 @@ use tonic::service::Routes;
 use tracing::{info, warn};
 use uuid::Uuid;
 
-use crate::acting::{Acting, StatusSource};
+use crate::acting_handles::{ActingHandles, StatusSource};
 use crate::checkpoint::coordinator::CheckpointCoordinator;
 use crate::elastic::polled::{Informed, Polled};
 use crate::elastic::service::Serving;
@@ -116,7 +116,7 @@ pub async fn run_process(
         admin: common.admin_advertised(admin.local_addr())?,
     };
     let readiness = Readiness::new("connects to etcd");
-    let (acting, acting_rx) = watch::channel(None::<Acting>);
+    let (acting, acting_rx) = watch::channel(None::<ActingHandles>);
     let (elastic_job, serving_rx) = watch::channel(Serving::default());
     let mut registry = prometheus_client::registry::Registry::default();
     let waits = watch::Sender::new(None::<String>);
@@ -220,7 +220,7 @@ impl MasterProcess<'_> {
         &self,
         identity: &LogIdentity,
         readiness: &Readiness,
-        acting: &watch::Sender<Option<Acting>>,
+        acting: &watch::Sender<Option<ActingHandles>>,
         shutdown: &Shutdown,
     ) -> Result<(), Failure> {
         let mut has_acted = false;
@@ -316,7 +316,7 @@ impl MasterProcess<'_> {
         session: &Session,
         identity: &LogIdentity,
         readiness: &Readiness,
-        acting: &watch::Sender<Option<Acting>>,
+        acting: &watch::Sender<Option<ActingHandles>>,
         shutdown: &Shutdown,
     ) -> Result<(), Failure> {
         let result = Mirror::start(self.etcd, Range::Key(self.keys.result())).await?;
@@ -391,7 +391,7 @@ impl MasterProcess<'_> {
         mut leadership: Leadership,
         session: &Session,
         readiness: &Readiness,
-        acting: &watch::Sender<Option<Acting>>,
+        acting: &watch::Sender<Option<ActingHandles>>,
         shutdown: &Shutdown,
     ) -> Result<(), Failure> {
         // A stream may have no file for long.
@@ -456,7 +456,7 @@ impl MasterProcess<'_> {
         job: Job,
         leadership: Leadership,
         readiness: &Readiness,
-        acting: &watch::Sender<Option<Acting>>,
+        acting: &watch::Sender<Option<ActingHandles>>,
         shutdown: &Shutdown,
     ) -> Result<(), Failure> {
         let desired = to_json(&self.args.pservers);
@@ -500,7 +500,7 @@ impl MasterProcess<'_> {
         let (table_watch, tables) = TableWatch::new(self.tls.clone(), handle.clone());
         let curves = self.args.tensorboard.clone();
         let curves = curves.map(|to| Curves::start(to, name, handle.snapshot.clone()));
-        acting.send_replace(Some(Acting {
+        acting.send_replace(Some(ActingHandles {
             handle,
             checkpoints,
             store,

@@ -34,7 +34,7 @@ use tonic::{Request, Response, Status};
 use tracing::warn;
 use uuid::Uuid;
 
-use crate::acting::Acting;
+use crate::acting_handles::ActingHandles;
 use crate::event_loop::handle::{ControlError, Event, GivenUp, Reply, SaveReport, TaskDone};
 use crate::rpc::discarded_list;
 use crate::status::status_snapshot::Assignments;
@@ -54,7 +54,7 @@ const REASON_BYTES_MAX: usize = 1000;
 
 /// Serves calls while this master acts, and rejects them otherwise.
 pub struct Service {
-    pub acting: watch::Receiver<Option<Acting>>,
+    pub acting: watch::Receiver<Option<ActingHandles>>,
 }
 
 fn reject(error: &ControlError) -> Status {
@@ -85,7 +85,7 @@ pub(crate) fn reason(mut text: String) -> String {
 }
 
 impl Service {
-    fn acting(&self) -> Result<Acting, Status> {
+    fn acting(&self) -> Result<ActingHandles, Status> {
         self.acting.borrow().clone().ok_or_else(|| reject(&ControlError::NotActing))
     }
 
@@ -287,7 +287,7 @@ impl Master for Service {
             left_out: LeftOut::default(),
             ended_unix_ms: Some(unix_ms()),
         });
-        let Acting { handle, checkpoints, store, .. } = self.acting()?;
+        let ActingHandles { handle, checkpoints, store, .. } = self.acting()?;
         // The final checkpoint keeps the parameters and their position after the pservers exit. The job ends
         // even if it fails, because the model is already stored.
         let taken = checkpoints.take_final(generation, Version(request.version)).await;

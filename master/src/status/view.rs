@@ -4,14 +4,14 @@ use serde_json::{Value, json};
 use steadfast_common::status::{Document, StandbyStatus};
 use tokio::sync::watch;
 
-use crate::acting::Acting;
+use crate::acting_handles::ActingHandles;
 use crate::elastic::service::Serving;
 
 /// Reads the status. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct StatusView {
     pub job: String,
-    pub acting: watch::Receiver<Option<Acting>>,
+    pub acting: watch::Receiver<Option<ActingHandles>>,
     pub elastic: watch::Receiver<Serving>,
     /// What this master waits for before it accepts calls. It holds the lock meanwhile.
     pub waits: watch::Receiver<Option<String>>,

@@ -1,4 +1,4 @@
-//! The state of an acting master that its services share.
+//! The handles of an acting master that its services share.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -13,9 +13,9 @@ use crate::event_loop::handle::EventLoopHandle;
 use crate::stream::StreamHandle;
 use crate::table_watch::Tables;
 
-/// The state of an acting master that its services share. Cheap to clone.
+/// The handles of an acting master that its services share. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Acting {
+pub struct ActingHandles {
     pub handle: EventLoopHandle,
     pub checkpoints: Checkpoints,
     /// Holds the model and the list of given-up tasks.
@@ -38,7 +38,7 @@ pub struct StatusSource {
     pub rate: Mutex<Rate>,
 }
 
-impl Acting {
+impl ActingHandles {
     /// Returns the status: the event loop's, and what only the other tasks of this master know.
     pub fn status(&self) -> JobStatus {
         let snapshot = self.handle.snapshot.borrow().clone();
