@@ -7,12 +7,12 @@
 //!
 //! [`Request`]: request::Request
 
-mod agent;
 mod arrays;
 mod error;
 mod job;
 mod logs;
 mod model;
+mod node;
 mod request;
 mod trainer;
 mod work;
@@ -26,11 +26,11 @@ mod native {
     #[pymodule_export]
     const __version__: &str = env!("CARGO_PKG_VERSION");
     #[pymodule_export]
-    use super::agent::{Agent, Round};
-    #[pymodule_export]
     use super::arrays::category_ids;
     #[pymodule_export]
     use super::job::{job_file, read_tensors, toml_to_json};
+    #[pymodule_export]
+    use super::node::{Node, Round};
     #[pymodule_export]
     use super::trainer::Trainer;
     #[pymodule_export]

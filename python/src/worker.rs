@@ -21,8 +21,8 @@ use tokio::runtime::Runtime;
 use tonic::Status;
 use tonic::service::interceptor::InterceptedService;
 
-use crate::agent::{CallError, wait};
 use crate::error::{check_process, raise};
+use crate::node::{CallError, wait};
 
 /// The environment variable by which the agent says where it is.
 const AGENT: &str = "STEADFAST_AGENT";

@@ -31,7 +31,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from .. import errors
-from .agent import Agent, open_agent, torch_errors
+from .node import Node, open_node, torch_errors
 from .settings import C10D_KEYS, parse
 from .signals import as_exceptions
 
@@ -61,33 +61,33 @@ def create(params: Any) -> C10dHandler:
     more = {key: params.get_as_int(key) for key in ("keep_alive_interval", "keep_alive_max_attempt") if params.get(key)}
     if params.get("cas_backoff_max_seconds"):
         more["cas_backoff_max_seconds"] = float(params.get("cas_backoff_max_seconds"))
-    agent = open_agent(settings)
-    store = MasterStore(agent)
+    node = open_node(settings)
+    store = MasterStore(node)
     handler = C10dHandler.from_backend(
         settings.job,
         store,
-        MasterBackend(agent),
+        MasterBackend(node),
         settings.nodes_min,
         settings.nodes_max,
         settings.host,
         timeout,
         **more,
     )
-    handler.use_agent(agent, store)
+    handler.use_node(node, store)
     return handler
 
 
 class C10dHandler(DynamicRendezvousHandler):
     """PyTorch's handler. Unlike there, a lost node is a change, and a node that fails does not end the job."""
 
-    _agent: Agent
+    _node: Node
     _keys: MasterStore
     _nodes = 0
 
-    def use_agent(self, agent: Agent, keys: MasterStore) -> None:
-        """Sets the agent through which the state and the keys of all rounds are kept."""
-        self._agent, self._keys = agent, keys
-        atexit.register(agent.close)
+    def use_node(self, node: Node, keys: MasterStore) -> None:
+        """Sets the node through which the state and the keys of all rounds are kept."""
+        self._node, self._keys = node, keys
+        atexit.register(node.close)
 
     def next_rendezvous(self) -> RendezvousInfo:
         # PyTorch keeps the address of the first round's store, even if its host is lost.
@@ -97,7 +97,7 @@ class C10dHandler(DynamicRendezvousHandler):
             with as_exceptions():
                 info = super().next_rendezvous()
         except (SignalException, KeyboardInterrupt):
-            self._agent.close()
+            self._node.close()
             raise
         self._nodes = info.world_size
         return info
@@ -122,14 +122,14 @@ class C10dHandler(DynamicRendezvousHandler):
             self._end_job()
             return closed
         finally:
-            self._agent.close()
+            self._node.close()
 
     def _end_job(self) -> None:
         """Ends the job in the master, as the last node of its last round. Others still use its state."""
         finished = f"steadfast.finished/{self._state_holder.state.round}"
         try:
             if self._keys.add(finished, 1) == self._nodes:
-                self._agent.set_closed()
+                self._node.set_closed()
         except (errors.SteadfastError, RendezvousError) as error:
             log.warning("the master does not know that the job has ended: %s", error)
 
@@ -155,8 +155,8 @@ class _Shared:
 class MasterBackend(RendezvousBackend):
     """Keeps PyTorch's state in the master. The token is the master's."""
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
+    def __init__(self, node: Node) -> None:
+        self._node = node
 
     @property
     def name(self) -> str:
@@ -164,26 +164,26 @@ class MasterBackend(RendezvousBackend):
 
     def get_state(self) -> Optional[Tuple[bytes, int]]:
         with torch_errors():
-            found = self._agent.get_state()
+            found = self._node.get_state()
         return (_Shared.from_bytes(found[0]).state, found[1]) if found else None
 
     def set_state(self, state: bytes, token: Optional[int] = None) -> Optional[Tuple[bytes, int, bool]]:
         with torch_errors():
-            found = self._agent.get_state()
+            found = self._node.get_state()
             if (found[1] if found else None) != token:
                 return (_Shared.from_bytes(found[0]).state, found[1], False) if found else None
             shared = _Shared.from_bytes(found[0]) if found else _Shared()
             shared.state = state
-            data, token, accepted = self._agent.set_state(shared.to_bytes(), token)
+            data, token, accepted = self._node.set_state(shared.to_bytes(), token)
         return _Shared.from_bytes(data).state, token, accepted
 
 
 class MasterStore(Store):
     """Keeps the keys of torchrun's agents beside PyTorch's state. Only those of the last two rounds are kept."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, node: Node) -> None:
         super().__init__()
-        self._agent = agent
+        self._node = node
 
     def set(self, key: str, value: Any) -> None:
         self._change(lambda keys: keys.__setitem__(key, _bytes(value)))
@@ -226,17 +226,17 @@ class MasterStore(Store):
 
     def _keys(self) -> Dict[str, bytes]:
         with torch_errors():
-            found = self._agent.get_state()
+            found = self._node.get_state()
         return _Shared.from_bytes(found[0]).keys if found else {}
 
     def _change(self, change: Callable[[Dict[str, bytes]], T]) -> T:
         with torch_errors():
-            found = self._agent.get_state()
+            found = self._node.get_state()
             while True:
                 shared, token = (_Shared.from_bytes(found[0]), found[1]) if found else (_Shared(), None)
                 result = change(shared.keys)
                 _drop_old_rounds(shared.keys)
-                data, token, accepted = self._agent.set_state(shared.to_bytes(), token)
+                data, token, accepted = self._node.set_state(shared.to_bytes(), token)
                 if accepted:
                     return result
                 found = (data, token)

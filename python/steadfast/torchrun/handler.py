@@ -18,7 +18,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from .. import errors
-from .agent import Agent, Member, Round, open_agent, torch_errors, until_answered
+from .node import Member, Node, Round, open_node, torch_errors, until_answered
 from .settings import KEYS, Settings, parse
 from .signals import as_exceptions
 from .store import RoundStore, StoreAddress, open_store
@@ -36,7 +36,7 @@ def create(params: Any) -> Handler:
     settings = parse(params, KEYS)
     if settings.last_call_timeout is not None:
         log.warning("--rdzv-conf: last_call_timeout is ignored: it is a setting of the job (--last-call)")
-    return Handler(settings, open_agent(settings))
+    return Handler(settings, open_node(settings))
 
 
 class Handler(RendezvousHandler):
@@ -45,13 +45,13 @@ class Handler(RendezvousHandler):
     A node that leaves, for whatever reason, does not end the job for others. Only success does.
     """
 
-    def __init__(self, settings: Settings, agent: Agent) -> None:
+    def __init__(self, settings: Settings, node: Node) -> None:
         self._settings = settings
-        self._agent = agent
+        self._node = node
         self._round = 0
         self._warned = False
         # torchrun does not shut the rendezvous down after a signal. The others need not wait for the lease.
-        atexit.register(agent.close)
+        atexit.register(node.close)
 
     def get_backend(self) -> str:
         return "steadfast"
@@ -72,23 +72,23 @@ class Handler(RendezvousHandler):
                 return self._next_rendezvous(deadline)
         except (SignalException, KeyboardInterrupt):
             # torchrun first stops its workers, and there are none. Others should not wait for this node.
-            self._agent.close()
+            self._node.close()
             raise
 
     def _next_rendezvous(self, deadline: float) -> RendezvousInfo:
         while True:
-            formed = until_answered(lambda left: self._agent.join(self._round, left), deadline)
+            formed = until_answered(lambda left: self._node.join(self._round, left), deadline)
             # The next request is for a later round, even if this one ends before it is used.
             self._round = formed.round
             members = [Member(*it) for it in formed.members]
             _check_address(self._settings.host, members)
             try:
-                store, address = open_store(self._agent, formed, self._settings.host, deadline)
+                store, address = open_store(self._node, formed, self._settings.host, deadline)
             except errors.RoundEnded as ended:
                 log.info("joining again: %s", ended)
                 continue
             log.info("round %d: node %d of %d", formed.round, formed.rank, len(members))
-            return self._info(RoundStore(store, formed, self._agent), formed, address)
+            return self._info(RoundStore(store, formed, self._node), formed, address)
 
     def _info(self, store: RoundStore, formed: Round, address: StoreAddress) -> RendezvousInfo:
         # torchrun counts nodes here, and numbers the workers itself.
@@ -98,9 +98,9 @@ class Handler(RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         """Returns how many nodes were lost from the round or wait to be added: torchrun restarts its workers."""
         try:
-            changed = self._agent.waiting(self._round)
+            changed = self._node.waiting(self._round)
             # Nodes that leave after success are not lost.
-            changed = 0 if changed < 0 and self._agent.is_closed() else changed
+            changed = 0 if changed < 0 and self._node.is_closed() else changed
         except errors.UnavailableError as error:
             # Workers do not need the master.
             if not self._warned:
@@ -117,11 +117,11 @@ class Handler(RendezvousHandler):
 
     def is_closed(self) -> bool:
         with torch_errors():
-            return self._agent.is_closed()
+            return self._node.is_closed()
 
     def set_closed(self) -> None:
         with torch_errors():
-            self._agent.set_closed()
+            self._node.set_closed()
 
     def shutdown(self) -> bool:
         """Leaves the job, which succeeds when each node of the last round has left after a success.
@@ -142,13 +142,13 @@ class Handler(RendezvousHandler):
             log.warning("other nodes do not know yet that this one has succeeded: %s", error)
             return False
         finally:
-            self._agent.close()
+            self._node.close()
 
     def _succeed(self) -> None:
         """Notes the success. The store of the round is in one of the nodes, so each waits some time for the others."""
         number, seconds = self._round, EXIT_SECONDS
         deadline = time.monotonic() + CLOSE_SECONDS
-        if not until_answered(lambda _left: self._agent.succeed(number, seconds), deadline):
+        if not until_answered(lambda _left: self._node.succeed(number, seconds), deadline):
             log.info("leaving the job before other nodes have finished")
 
 

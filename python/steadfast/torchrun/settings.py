@@ -59,8 +59,8 @@ class Settings:
         """``host:port`` of this node. torchrun listens on no port of its own, so it is 0."""
         return f"[{self.host}]:0" if ":" in self.host else f"{self.host}:0"
 
-    def for_agent(self) -> Dict[str, str]:
-        """Returns the settings of the node's agent, as durations."""
+    def for_node(self) -> Dict[str, str]:
+        """Returns the settings of the node, as durations."""
         return {} if self.lease is None else {"lease": f"{round(self.lease * 1000)}ms"}
 
 

@@ -17,7 +17,7 @@ from torch.distributed import DistError, DistStoreError, PrefixStore, Store, TCP
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from .. import errors
-from .agent import Agent, Member, Round, is_lost, is_over, until_answered
+from .node import Member, Node, Round, is_lost, is_over, until_answered
 
 __all__ = ["RoundStore", "StoreAddress", "open_store"]
 
@@ -50,7 +50,7 @@ class StoreAddress(NamedTuple):
         return cls(*json.loads(data))
 
 
-def open_store(agent: Agent, formed: Round, host: str, deadline: float) -> Tuple[Store, StoreAddress]:
+def open_store(node: Node, formed: Round, host: str, deadline: float) -> Tuple[Store, StoreAddress]:
     """Returns a new store that all members of the round share.
 
     Raises:
@@ -60,17 +60,17 @@ def open_store(agent: Agent, formed: Round, host: str, deadline: float) -> Tuple
     """
     server = _listen() if formed.rank == 0 else None
     data = StoreAddress(host, server.port).to_bytes() if server else b""
-    answers = until_answered(lambda left: agent.barrier(formed.round, TAG, data, left), deadline)
+    answers = until_answered(lambda left: node.barrier(formed.round, TAG, data, left), deadline)
     first = Member(*formed.members[0])
     address = StoreAddress.from_bytes(answers[first.node_id])
-    return server or _connect(agent, formed, address), address
+    return server or _connect(node, formed, address), address
 
 
 def _listen() -> TCPStore:
     return TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=STORE_TIMEOUT)
 
 
-def _connect(agent: Agent, formed: Round, address: StoreAddress) -> TCPStore:
+def _connect(node: Node, formed: Round, address: StoreAddress) -> TCPStore:
     deadline = time.monotonic() + CONNECT_SECONDS
     while True:
         try:
@@ -78,7 +78,7 @@ def _connect(agent: Agent, formed: Round, address: StoreAddress) -> TCPStore:
             socket.create_connection(address, timeout=5).close()
             return TCPStore(*address, is_master=False, wait_for_workers=False, timeout=STORE_TIMEOUT)
         except (OSError, DistError) as error:
-            if is_lost(agent, formed):
+            if is_lost(node, formed):
                 raise errors.RoundEnded(f"round {formed.round} is over: {address.host} is lost") from error
             if deadline < time.monotonic():
                 raise RendezvousConnectionError(
@@ -96,10 +96,10 @@ class RoundStore(PrefixStore):
     they are stopped for the next round.
     """
 
-    def __init__(self, store: Store, formed: Round, agent: Agent) -> None:
+    def __init__(self, store: Store, formed: Round, node: Node) -> None:
         super().__init__(f"round-{formed.round}", store)
         self._formed = formed
-        self._agent = agent
+        self._node = node
         self._role_info: Optional[bytes] = None
 
     def set(self, key: str, value: Any) -> None:
@@ -129,9 +129,9 @@ class RoundStore(PrefixStore):
             self._note_success()
         # PyTorch logs each wait that times out, so this only asks.
         while not self._has(keys, is_exit):
-            if is_lost(self._agent, self._formed):
+            if is_lost(self._node, self._formed):
                 raise DistStoreError(f"a member of round {self._formed.round} is lost")
-            if is_exit and is_over(self._agent, self._formed):
+            if is_exit and is_over(self._node, self._formed):
                 raise DistStoreError(f"a member of round {self._formed.round} has failed")
             if deadline < time.monotonic():
                 raise DistStoreError(f"no node has set {', '.join(keys)} in time")
@@ -153,7 +153,7 @@ class RoundStore(PrefixStore):
             Whether all nodes have succeeded, as far as the master answers.
         """
         try:
-            return self._agent.succeed(self._formed.round, 0.0)
+            return self._node.succeed(self._formed.round, 0.0)
         except errors.SteadfastError as error:
             log.debug("the success is noted later: %s", error)
             return False
@@ -162,7 +162,7 @@ class RoundStore(PrefixStore):
         """Raises the error that is being handled, unless the reason is a lost member."""
         deadline = time.monotonic() + CONNECT_SECONDS
         # A connection breaks at once, and the lease of its node ends a little later.
-        while not is_lost(self._agent, self._formed):
+        while not is_lost(self._node, self._formed):
             if deadline < time.monotonic():
                 raise
             time.sleep(POLL_SECONDS)

@@ -16,9 +16,9 @@ torch = pytest.importorskip("torch")
 torch_api = pytest.importorskip("torch.distributed.elastic.rendezvous.api")
 
 from steadfast import _native  # noqa: E402
-from steadfast.torchrun.agent import Member, until_answered  # noqa: E402
 from steadfast.torchrun.c10d import MasterBackend, MasterStore  # noqa: E402
 from steadfast.torchrun.handler import Handler, _check_address  # noqa: E402
+from steadfast.torchrun.node import Member, until_answered  # noqa: E402
 from steadfast.torchrun.settings import C10D_KEYS, KEYS, parse  # noqa: E402
 from steadfast.torchrun.store import RoundStore, open_store  # noqa: E402
 from torch.distributed.elastic.agent.server.api import WorkerSpec  # noqa: E402
@@ -45,16 +45,16 @@ two_nodes = pytest.mark.parametrize("job", [2], indirect=True)
 
 
 def handler_at(job: Coordinator, nodes: int = 1) -> Handler:
-    return Handler(parse(params(job.endpoint, nodes), KEYS), agent_at(job, nodes))
+    return Handler(parse(params(job.endpoint, nodes), KEYS), node_at(job, nodes))
 
 
-def agent_at(job: Coordinator, nodes: int = 1) -> Any:
+def node_at(job: Coordinator, nodes: int = 1) -> Any:
     address = {"address": "127.0.0.1:0", "slots": 1}
-    return _native.Agent([job.endpoint], "job", **address, nodes_min=nodes, nodes_max=nodes, settings={})
+    return _native.Node([job.endpoint], "job", **address, nodes_min=nodes, nodes_max=nodes, settings={})
 
 
 class Scripted:
-    """An agent whose answer to `waiting` the test sets."""
+    """A node whose answer to `waiting` the test sets."""
 
     def __init__(self, answer: Any = 0, closed: bool = False) -> None:
         self.answer, self.closed, self.left = answer, closed, False
@@ -110,8 +110,8 @@ def test_a_node_that_leaves_after_a_failure_has_not_succeeded() -> None:
         raise RuntimeError("a worker failed")
     except RuntimeError:
         assert handler.shutdown()
-    assert handler._agent.left and not handler._agent.succeeded
-    assert handler.shutdown() and handler._agent.succeeded == [3]
+    assert handler._node.left and not handler._node.succeeded
+    assert handler.shutdown() and handler._node.succeeded == [3]
 
 
 def test_a_node_that_succeeded_ends_with_an_error_if_another_one_failed() -> None:
@@ -119,23 +119,23 @@ def test_a_node_that_succeeded_ends_with_an_error_if_another_one_failed() -> Non
     handler = in_round(scripted(steadfast.RoundEnded("round 3 lost 127.0.0.1:7")))
     with pytest.raises(torch_api.RendezvousError, match="round 3 lost 127.0.0.1:7; all have to run again"):
         handler.shutdown()
-    assert handler._agent.left
+    assert handler._node.left
 
 
 @two_nodes
 def test_a_job_succeeds_with_the_last_of_its_nodes(job: Coordinator) -> None:
-    agents = [agent_at(job, 2), agent_at(job, 2)]
+    nodes = [node_at(job, 2), node_at(job, 2)]
     rounds: List[Any] = []
-    joining = [threading.Thread(target=lambda it=it: rounds.append(it.join(0, 30))) for it in agents]
+    joining = [threading.Thread(target=lambda it=it: rounds.append(it.join(0, 30))) for it in nodes]
     for thread in joining:
         thread.start()
     for thread in joining:
         thread.join()
-    assert not agents[0].succeed(1, 0.0), "the other one runs"
-    assert agents[1].waiting(1) == 0
-    agents[0].close()
-    assert agents[1].waiting(1) == 0, "its success stays"
-    assert agents[1].succeed(1, 30.0)
+    assert not nodes[0].succeed(1, 0.0), "the other one runs"
+    assert nodes[1].waiting(1) == 0
+    nodes[0].close()
+    assert nodes[1].waiting(1) == 0, "its success stays"
+    assert nodes[1].succeed(1, 30.0)
     assert job.process.ends() == 0
 
 
@@ -197,9 +197,9 @@ def test_other_endpoints_are_refused(endpoint: str) -> None:
 
 def test_timeouts_are_those_of_the_command_line() -> None:
     settings = parse(params(timeout=900, join_timeout="2.5", lease="3"), KEYS)
-    assert (settings.join_timeout, settings.for_agent()) == (2.5, {"lease": "3000ms"})
+    assert (settings.join_timeout, settings.for_node()) == (2.5, {"lease": "3000ms"})
     settings = parse(params(timeout=900), KEYS)
-    assert (settings.join_timeout, settings.for_agent()) == (900, {})
+    assert (settings.join_timeout, settings.for_node()) == (900, {})
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_each_round_has_a_store_of_its_own(job: Coordinator) -> None:
 
 
 def test_a_node_waits_while_masters_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("steadfast.torchrun.agent.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("steadfast.torchrun.node.RETRY_SECONDS", 0.0)
     answers = iter([steadfast.UnavailableError("no master"), steadfast.UnavailableError("no master"), 7])
 
     def call(left: float) -> int:
@@ -260,7 +260,7 @@ def test_a_node_waits_while_masters_change(monkeypatch: pytest.MonkeyPatch) -> N
 @two_nodes
 def test_a_round_that_ends_in_between_is_joined_again(job: Coordinator) -> None:
     """A member dies after the round was formed, before it entered the barrier."""
-    handler, dies = handler_at(job, 2), agent_at(job, 2)
+    handler, dies = handler_at(job, 2), node_at(job, 2)
     infos: List[Any] = []
     waits = threading.Thread(target=lambda: infos.append(handler.next_rendezvous()))
     waits.start()
@@ -285,16 +285,16 @@ def test_torchrun_survives_a_node_that_dies_while_ranks_are_assigned(job: Coordi
     """It would wait for five minutes, and end."""
     # The one that registered first is the first.
     names = ["lives", "dies"] if rank == 0 else ["dies", "lives"]
-    agents = {name: agent_at(job, 2) for name in names}
-    dies, lives = agents["dies"], agents["lives"]
+    nodes = {name: node_at(job, 2) for name in names}
+    dies, lives = nodes["dies"], nodes["lives"]
     rounds: Dict[str, Any] = {}
     stores: Dict[str, Any] = {}
 
-    def join(name: str, agent: Any) -> None:
-        rounds[name] = agent.join(0, 30)
-        stores[name], _ = open_store(agent, rounds[name], "127.0.0.1", time.monotonic() + 30)
+    def join(name: str, node: Any) -> None:
+        rounds[name] = node.join(0, 30)
+        stores[name], _ = open_store(node, rounds[name], "127.0.0.1", time.monotonic() + 30)
 
-    threads = [threading.Thread(target=join, args=it) for it in agents.items()]
+    threads = [threading.Thread(target=join, args=it) for it in nodes.items()]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -311,7 +311,7 @@ def test_torchrun_survives_a_node_that_dies_while_ranks_are_assigned(job: Coordi
 
 
 class Register:
-    """An agent that only keeps a state."""
+    """A node that only keeps a state."""
 
     def __init__(self) -> None:
         self.state: Optional[bytes] = None
@@ -335,9 +335,9 @@ def register(request: pytest.FixtureRequest) -> Iterator[Any]:
     if request.param == "in memory":
         yield Register()
         return
-    agent = agent_at(request.getfixturevalue("job"))
-    yield agent
-    agent.close()
+    node = node_at(request.getfixturevalue("job"))
+    yield node
+    node.close()
 
 
 def test_a_state_is_only_replaced_with_its_token(register: Any) -> None:

@@ -43,11 +43,11 @@ const RETRY: Duration = Duration::from_millis(200);
 
 /// This node, registered with an elastic job under a lease, until it is closed.
 #[pyclass(frozen, module = "steadfast._native")]
-pub struct Agent {
+pub struct Node {
     /// The process that registered.
     process: u32,
     runtime: Runtime,
-    node: Arc<Node>,
+    registration: Arc<Registration>,
 }
 
 /// A round, as this node sees it.
@@ -68,7 +68,7 @@ pub struct Round {
 type Shared = (Vec<u8>, u64);
 
 /// What the calls share.
-struct Node {
+struct Registration {
     etcd: Etcd,
     keys: Keys,
     lease_ttl: Duration,
@@ -130,7 +130,7 @@ fn class_of(kind: ErrorKind) -> &'static str {
 }
 
 #[pymethods]
-impl Agent {
+impl Node {
     /// Registers this node with the job.
     #[new]
     #[pyo3(signature = (endpoints, job, *, address, slots, nodes_min, nodes_max, settings))]
@@ -172,7 +172,7 @@ impl Agent {
             let tls = TlsIdentity::default();
             let identity = NodeIdentity { node: NodeId(random::uuid()), record, tls };
             let (session, phases) = (AsyncMutex::default(), Mutex::default());
-            let node = Node {
+            let registration = Registration {
                 etcd,
                 keys,
                 lease_ttl,
@@ -182,19 +182,19 @@ impl Agent {
                 _liveness: liveness,
                 phases,
             };
-            node.session().await?;
-            Ok(Arc::new(node))
+            registration.session().await?;
+            Ok(Arc::new(registration))
         };
-        let node = wait(py, &runtime, CALL_TIMEOUT, no_answer(), opening)?;
-        Ok(Self { process: std::process::id(), runtime, node })
+        let registration = wait(py, &runtime, CALL_TIMEOUT, no_answer(), opening)?;
+        Ok(Self { process: std::process::id(), runtime, registration })
     }
 
     /// Waits until the node is a member of a round later than `after`.
     fn join(&self, py: Python<'_>, after: u64, timeout: f64) -> PyResult<Round> {
-        let node = self.node.clone();
+        let registration = self.registration.clone();
         let reason = Arc::new(Mutex::new("no master of the job answers".to_owned()));
         let shown = reason.clone();
-        let joining = async move { node.join(RoundNumber(after), &shown).await };
+        let joining = async move { registration.join(RoundNumber(after), &shown).await };
         let timed_out = move || {
             let reason = reason.lock().expect("no holder panics").clone();
             CallError::Timeout(format!("gave up waiting for the other nodes: {reason}"))
@@ -204,9 +204,9 @@ impl Agent {
 
     /// Returns how many nodes wait to be added to the round or, negative, were lost from it.
     fn waiting(&self, py: Python<'_>, round: u64) -> PyResult<i64> {
-        let node = self.node.clone();
+        let registration = self.registration.clone();
         let asking = async move {
-            let session = node.session.lock().await.clone();
+            let session = registration.session.lock().await.clone();
             // Another call registers the node again.
             let Some(session) = session else { return Ok(-1) };
             match session.change(RoundNumber(round)).await {
@@ -227,11 +227,11 @@ impl Agent {
         data: Vec<u8>,
         timeout: f64,
     ) -> PyResult<Bound<'py, PyDict>> {
-        let node = self.node.clone();
+        let registration = self.registration.clone();
         let reason = Arc::new(Mutex::new("no master of the job answers".to_owned()));
         let shown = reason.clone();
         let entering =
-            async move { node.enter(RoundNumber(round), &tag, data.into(), &shown).await };
+            async move { registration.enter(RoundNumber(round), &tag, data.into(), &shown).await };
         let timed_out =
             move || CallError::Timeout(reason.lock().expect("no holder panics").clone());
         let entries = self.wait(py, seconds(timeout), timed_out, entering)?;
@@ -245,9 +245,9 @@ impl Agent {
     /// Notes that the workers of this node have succeeded in the round, and waits for the other members. Returns true
     /// if the workers of all members have succeeded, so that the job has succeeded; false if some still run.
     fn succeed(&self, py: Python<'_>, round: u64, timeout: f64) -> PyResult<bool> {
-        let node = self.node.clone();
+        let registration = self.registration.clone();
         let limit = seconds(timeout);
-        let exiting = async move { node.succeed(RoundNumber(round), limit).await };
+        let exiting = async move { registration.succeed(RoundNumber(round), limit).await };
         self.wait(py, limit + CALL_TIMEOUT, no_answer(), exiting)
     }
 
@@ -272,9 +272,9 @@ impl Agent {
 
     /// Returns whether the job has ended.
     fn is_closed(&self, py: Python<'_>) -> PyResult<bool> {
-        let node = self.node.clone();
+        let registration = self.registration.clone();
         let asking = async move {
-            let session = node.session.lock().await.clone();
+            let session = registration.session.lock().await.clone();
             Ok(session.is_some_and(|session| session.has_job_ended()))
         };
         self.wait(py, LOOK_TIMEOUT, no_answer(), asking)
@@ -282,8 +282,8 @@ impl Agent {
 
     /// Ends the job for all nodes: it has succeeded.
     fn set_closed(&self, py: Python<'_>) -> PyResult<()> {
-        let node = self.node.clone();
-        let closing = async move { Ok(node.session().await?.close_job().await?) };
+        let registration = self.registration.clone();
+        let closing = async move { Ok(registration.session().await?.close_job().await?) };
         self.wait(py, CALL_TIMEOUT, no_answer(), closing)
     }
 
@@ -292,9 +292,9 @@ impl Agent {
         if std::process::id() != self.process {
             return;
         }
-        let node = self.node.clone();
+        let registration = self.registration.clone();
         let closing = async move {
-            let session = node.session.lock().await.take();
+            let session = registration.session.lock().await.take();
             if let Some(session) = session {
                 session.close().await;
             }
@@ -306,16 +306,16 @@ impl Agent {
     }
 }
 
-impl Agent {
+impl Node {
     fn share(
         &self,
         py: Python<'_>,
         state: Option<Vec<u8>>,
         token: u64,
     ) -> PyResult<(Option<Shared>, bool)> {
-        let node = self.node.clone();
+        let registration = self.registration.clone();
         let sharing = async move {
-            let session = node.session().await?;
+            let session = registration.session().await?;
             let (record, accepted) = session.share(state.map(Into::into), token).await?;
             Ok((record.map(|record| (record.state, record.token)), accepted))
         };
@@ -334,7 +334,7 @@ impl Agent {
     }
 }
 
-impl Node {
+impl Registration {
     /// Returns the registration; registers the node if it is not registered.
     async fn session(&self) -> Result<Arc<NodeSession>, CallError> {
         let mut session = self.session.lock().await;

@@ -1,4 +1,4 @@
-"""What a handler needs of the node's agent, which the extension module implements."""
+"""What a handler needs of its node, which the extension module implements."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from torch.distributed.elastic.rendezvous import (
 from .. import errors
 from .settings import Settings
 
-__all__ = ["Agent", "Member", "Round", "is_lost", "is_over", "open_agent", "torch_errors", "until_answered"]
+__all__ = ["Member", "Node", "Round", "is_lost", "is_over", "open_node", "torch_errors", "until_answered"]
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Round(Protocol):
         """The nodes by rank: see :class:`Member`."""
 
 
-class Agent(Protocol):
+class Node(Protocol):
     """This node as the master sees it: it is registered, and kept registered, until it is closed.
 
     Every method raises UnavailableError if the master does not answer.
@@ -114,22 +114,22 @@ class Agent(Protocol):
         """Leaves the job. May be called again."""
 
 
-def open_agent(settings: Settings) -> Agent:
+def open_node(settings: Settings) -> Node:
     """Registers this node, as soon as a master answers."""
     from .. import _native
 
     native: Any = _native
 
-    def opened(_left: float) -> Agent:
+    def opened(_left: float) -> Node:
         try:
-            return native.Agent(
+            return native.Node(
                 list(settings.endpoints),
                 settings.job,
                 address=settings.address,
                 slots=1,
                 nodes_min=settings.nodes_min,
                 nodes_max=settings.nodes_max,
-                settings=settings.for_agent(),
+                settings=settings.for_node(),
             )
         except errors.UnavailableError as error:
             raise errors.UnavailableError(
@@ -140,20 +140,20 @@ def open_agent(settings: Settings) -> Agent:
         return until_answered(opened, time.monotonic() + settings.join_timeout)
 
 
-def is_lost(agent: Agent, formed: Round) -> bool:
+def is_lost(node: Node, formed: Round) -> bool:
     """Returns whether the round has lost a member, as far as the master answers."""
     try:
-        return agent.waiting(formed.round) < 0
+        return node.waiting(formed.round) < 0
     except errors.UnavailableError:
         return False
     except errors.SteadfastError:
         return True
 
 
-def is_over(agent: Agent, formed: Round) -> bool:
+def is_over(node: Node, formed: Round) -> bool:
     """Returns whether the members of the round have to join another one, as far as the master answers."""
     try:
-        return agent.waiting(formed.round) != 0
+        return node.waiting(formed.round) != 0
     except errors.RendezvousClosed:
         return False
     except errors.UnavailableError:
