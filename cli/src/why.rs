@@ -218,8 +218,8 @@ async fn one_trainer(trainer: &TrainerStatus, lanes: &[u64], tls: &TlsIdentity) 
     };
     let why = match admin_client::status(&trainer.admin, tls).await {
         Ok(reply) => {
-            let doing = reply["doing"].as_str().unwrap_or("unknown activity");
-            format!("{doing}, at version {}", reply["version"])
+            let activity = reply["doing"].as_str().unwrap_or("unknown activity");
+            format!("{activity}, at version {}", reply["version"])
         }
         Err(failure) => failure.message,
     };

@@ -18,7 +18,9 @@ pub struct Activity {
     pub lanes: Vec<Lane>,
     /// The task in progress (asynchronous mode).
     pub task: Option<TaskId>,
-    pub doing: &'static str,
+    /// Describes the activity to users.
+    #[serde(rename = "doing")]
+    pub description: &'static str,
     pub time_breakdown: TimeBreakdown,
 }
 
@@ -39,7 +41,7 @@ impl SharedActivity {
             version: Version(0),
             lanes: Vec::new(),
             task: None,
-            doing: "joining the job",
+            description: "joining the job",
             time_breakdown: TimeBreakdown::default(),
         };
         Self { activity: Arc::new(Mutex::new(activity)) }

@@ -156,7 +156,7 @@ impl Worker<'_> {
             activity.pass = pass;
             activity.task = Some(task);
             activity.version = self.position.version;
-            activity.doing = "training";
+            activity.description = "training";
         });
         let started = Instant::now();
         let read = info_span!(target: TRACE, "read");

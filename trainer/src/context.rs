@@ -178,12 +178,12 @@ impl Context {
         self.activity.note(|activity| {
             // That of an earlier generation may be one that this one reaches late, or never.
             activity.version = Version(0);
-            activity.doing = "waiting for all pservers";
+            activity.description = "waiting for all pservers";
         });
         let generation = self.session.join_generation().await?;
         self.activity.note(|activity| {
             activity.generation = generation.number();
-            activity.doing = "waiting for first values";
+            activity.description = "waiting for first values";
         });
         let current = generation.clone();
         self.model.begin_generation(Validity::new(move || !current.is_over()));
@@ -330,7 +330,7 @@ impl Context {
     ) -> Result<(), TrainError> {
         let mut election = generation.saver_election(trained.position);
         loop {
-            self.activity.note(|activity| activity.doing = "waiting for the end of the job");
+            self.activity.note(|activity| activity.description = "waiting for the end of the job");
             if !election.is_elected().await? {
                 return Ok(());
             }
@@ -351,7 +351,7 @@ impl Context {
         election: &mut SaverElection,
         trained: &TrainedModel,
     ) -> Result<(), TrainError> {
-        self.activity.note(|activity| activity.doing = "evaluating");
+        self.activity.note(|activity| activity.description = "evaluating");
         let evaluated = self.evaluate(&trained.parameters, generation).await?;
         let sums = match evaluated.failed {
             Some(error) => return Err(TrainError::HeldOut(error)),
@@ -360,7 +360,7 @@ impl Context {
         if !election.may_write().await? {
             return Ok(());
         }
-        self.activity.note(|activity| activity.doing = "writing the model");
+        self.activity.note(|activity| activity.description = "writing the model");
         let values = trained.parameters.values();
         let ranges = self.save_tables(generation).await?;
         let sha256 = self.layout().digest(values, &ranges);

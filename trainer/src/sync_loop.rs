@@ -181,7 +181,7 @@ impl Worker<'_> {
     async fn begin(&mut self) -> Result<Position, TrainError> {
         self.context.activity.note(|activity| {
             activity.lanes = Vec::new();
-            activity.doing = "waiting for a lane: there are more trainers than lanes";
+            activity.description = "waiting for a lane: there are more trainers than lanes";
         });
         while self.is_idle() {
             tokio::select! {
@@ -212,7 +212,9 @@ impl Worker<'_> {
         }
         let context = self.context;
         if context.tasks.dataset().loaded(pass).is_none() {
-            context.activity.note(|activity| activity.doing = "waiting for files of the stream");
+            context
+                .activity
+                .note(|activity| activity.description = "waiting for files of the stream");
         }
         self.given_up.retain(|of, _| pass.0 <= of.0 + 1);
         self.unreachable.retain(|(of, _)| pass.0 <= of.0 + 1);
@@ -240,7 +242,7 @@ impl Worker<'_> {
             activity.pass = position.pass;
             activity.version = position.version;
             activity.lanes = assigned;
-            activity.doing = "training";
+            activity.description = "training";
         });
         // The pull replaces every value.
         let mut next = self.buffers.take();
