@@ -16,14 +16,14 @@ pub(super) struct Agents {
     keys: Keys,
     /// The revision of the view.
     revision: i64,
-    live: BTreeMap<NodeId, Agent>,
+    live: BTreeMap<NodeId, LiveAgent>,
     /// The oldest node at each address.
     by_address: BTreeMap<String, NodeId>,
     /// What runs the oldest node, if there is one.
     runner: Option<Runner>,
 }
 
-struct Agent {
+struct LiveAgent {
     incarnation: Incarnation,
     mod_revision: i64,
     lease: i64,
@@ -106,7 +106,7 @@ impl Agents {
             let agent = match known.filter(|agent| agent.mod_revision == entry.mod_revision) {
                 Some(agent) => agent,
                 None => match entry.json() {
-                    Ok(record) => Agent {
+                    Ok(record) => LiveAgent {
                         incarnation: Incarnation(entry.create_revision),
                         mod_revision: entry.mod_revision,
                         lease: entry.lease,
