@@ -33,7 +33,7 @@ use uuid::Uuid;
 
 use crate::acting_handles::{ActingHandles, StatusSource};
 use crate::checkpoint::coordinator::CheckpointCoordinator;
-use crate::elastic::polled::{Informed, Polled};
+use crate::elastic::agentless::{AgentlessNodes, Informed};
 use crate::elastic::service::Serving;
 use crate::elastic::{self, ElasticLoop};
 use crate::event_loop::EventLoop;
@@ -440,8 +440,8 @@ impl MasterProcess<'_> {
             ElasticLoop::open(self.etcd, self.keys, spec, leadership, own_address).await?;
         let (etcd, keys) = (self.etcd.clone(), self.keys.clone());
         let informed = Informed::default();
-        let polled = Polled { etcd, keys, handle, informed };
-        self.elastic_job.send_replace(Serving::Job(Box::new(polled)));
+        let nodes = AgentlessNodes { etcd, keys, handle, informed };
+        self.elastic_job.send_replace(Serving::Job(Box::new(nodes)));
         readiness.set_ready();
         if let Some(result) = event_loop.run(shutdown.drain()).await.map_err(after_acting)? {
             info!(state = ?result.state, "the job is over");

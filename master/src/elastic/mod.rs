@@ -3,6 +3,7 @@
 //! The machine decides requests and changes in etcd; the driver of the term commits its facts, and then the requests
 //! are answered from its state.
 
+pub(crate) mod agentless;
 mod agents;
 mod answers;
 mod failed;
@@ -10,7 +11,6 @@ pub(crate) mod handle;
 mod host;
 mod launch;
 mod machine;
-pub(crate) mod polled;
 pub(crate) mod service;
 mod status;
 mod stored;

@@ -28,8 +28,8 @@ use steadfast_proto::v1::{
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
+use super::agentless::{self, AgentlessNodes};
 use super::handle::{Change, ElasticError, ElasticHandle, Event, Passage, Reply, ShutDown};
-use super::polled::{self, Polled};
 use super::timings::RoundTimes;
 
 /// Maximum time that a call may block. Callers repeat it.
@@ -44,7 +44,7 @@ pub(crate) enum Serving {
     /// The master does not act, or runs a training job.
     #[default]
     Nothing,
-    Job(Box<Polled>),
+    Job(Box<AgentlessNodes>),
     /// The job is over.
     Over,
 }
@@ -53,7 +53,7 @@ impl Serving {
     /// Returns the status of the job, if this master acts for one.
     pub fn status(&self) -> Option<Arc<ElasticStatus>> {
         match self {
-            Self::Job(polled) => Some(polled.handle.status.borrow().clone()),
+            Self::Job(nodes) => Some(nodes.handle.status.borrow().clone()),
             Self::Nothing | Self::Over => None,
         }
     }
@@ -92,9 +92,9 @@ impl Service {
         Self { serving, rounds, entries }
     }
 
-    fn polled(&self) -> Result<Box<Polled>, Status> {
+    fn nodes(&self) -> Result<Box<AgentlessNodes>, Status> {
         match &*self.serving.borrow() {
-            Serving::Job(polled) => Ok(polled.clone()),
+            Serving::Job(nodes) => Ok(nodes.clone()),
             Serving::Nothing => Err(reject(&ElasticError::NotActing)),
             Serving::Over => {
                 Err(status(ErrorKind::Conflict, "Server has shutdown: the job is over"))
@@ -103,7 +103,7 @@ impl Service {
     }
 
     fn handle(&self) -> Result<ElasticHandle, Status> {
-        Ok(self.polled()?.handle)
+        Ok(self.nodes()?.handle)
     }
 }
 
@@ -272,8 +272,8 @@ impl Elastic for Service {
         request: Request<GetClusterSpecRequest>,
     ) -> Result<Response<GetClusterSpecReply>, Status> {
         let GetClusterSpecRequest { address, min_nodes, max_nodes, .. } = request.into_inner();
-        let polled = self.polled()?;
-        let record = polled.cluster(&address, min_nodes, max_nodes).await?;
+        let nodes = self.nodes()?;
+        let record = nodes.cluster(&address, min_nodes, max_nodes).await?;
         let rank = record.members.iter().position(|member| member.address == address);
         Ok(Response::new(GetClusterSpecReply {
             cluster_spec: record.cluster_spec(),
@@ -287,7 +287,7 @@ impl Elastic for Service {
         request: Request<GetWaitingNodesRequest>,
     ) -> Result<Response<GetWaitingNodesReply>, Status> {
         let address = request.into_inner().address;
-        let waiting_nodes = self.polled()?.waiting_nodes(&address).await?;
+        let waiting_nodes = self.nodes()?.waiting_nodes(&address).await?;
         Ok(Response::new(GetWaitingNodesReply { waiting_nodes }))
     }
 
@@ -296,9 +296,9 @@ impl Elastic for Service {
         request: Request<BarrierRequest>,
     ) -> Result<Response<BarrierReply>, Status> {
         let BarrierRequest { address, tag, timeout_seconds, phase } = request.into_inner();
-        let polled = self.polled()?;
-        let limit = polled::limit(timeout_seconds);
-        let outcome = polled.pass(&address, tag, phase.map(Phase), Arc::default(), limit).await?;
+        let nodes = self.nodes()?;
+        let limit = agentless::limit(timeout_seconds);
+        let outcome = nodes.pass(&address, tag, phase.map(Phase), Arc::default(), limit).await?;
         let error = outcome.err().unwrap_or_default();
         Ok(Response::new(BarrierReply { success: error.is_empty(), error }))
     }
@@ -309,10 +309,10 @@ impl Elastic for Service {
     ) -> Result<Response<SynchronizeReply>, Status> {
         let SynchronizeRequest { address, tag, data, timeout_seconds, phase } =
             request.into_inner();
-        let polled = self.polled()?;
-        let limit = polled::limit(timeout_seconds);
+        let nodes = self.nodes()?;
+        let limit = agentless::limit(timeout_seconds);
         let data = data.as_ref().into();
-        let outcome = polled.pass(&address, tag, phase.map(Phase), data, limit).await?;
+        let outcome = nodes.pass(&address, tag, phase.map(Phase), data, limit).await?;
         let (data, error) = match outcome {
             Ok(data) => (data, String::new()),
             Err(error) => (Default::default(), error),

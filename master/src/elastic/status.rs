@@ -165,7 +165,7 @@ pub(super) fn of(
 /// Adds what a node's agent has registered.
 pub(super) fn add_registration(node: &mut NodeStatus, record: &AgentRecord) {
     node.host.clone_from(&record.launched_on);
-    // A polled node has none.
+    // An agentless node has none.
     node.admin = Some(record.admin.clone()).filter(|admin| !admin.is_empty());
 }
 

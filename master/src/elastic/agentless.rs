@@ -40,7 +40,7 @@ const REGISTER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The event loop of an elastic job, and what it takes to register nodes. Cheap to clone.
 #[derive(Clone, Debug)]
-pub(crate) struct Polled {
+pub(crate) struct AgentlessNodes {
     pub etcd: Etcd,
     pub keys: Keys,
     pub handle: ElasticHandle,
@@ -83,7 +83,7 @@ fn failed(error: CoordError) -> Status {
     status(error.kind(), error.to_string())
 }
 
-impl Polled {
+impl AgentlessNodes {
     /// Waits until the node is a member of a round that it has not been answered with.
     pub(super) async fn cluster(
         &self,
