@@ -59,7 +59,7 @@ impl<'a> Draft<'a> {
         self.add_queue_facts(facts);
         for (task, attempt) in self.state.ledger.forgotten(request) {
             let reason = "its trainer never received it";
-            self.take_back(task, attempt, reason, Attribution::None, limits);
+            self.requeue(task, attempt, reason, Attribution::None, limits);
         }
         let next = match (self.close_pass_if_drained(limits), request.wants) {
             // The first task of the next pass is dispatched to the next request.
@@ -81,7 +81,7 @@ impl<'a> Draft<'a> {
 
     /// Takes back an attempt whose deadline has passed, if it is still the pending one.
     pub fn expire(&mut self, task: TaskId, attempt: Attempt, limits: &Limits) {
-        self.take_back(task, attempt, "its deadline passed", Attribution::Task, limits);
+        self.requeue(task, attempt, "its deadline passed", Attribution::Task, limits);
         self.close_pass_if_drained(limits);
     }
 
@@ -90,7 +90,7 @@ impl<'a> Draft<'a> {
     pub fn lose_trainer(&mut self, trainer: TrainerId, attribution: Attribution, limits: &Limits) {
         let held: Vec<(TaskId, Attempt)> = self.state.ledger.held_by(trainer).collect();
         for (task, attempt) in held {
-            self.take_back(task, attempt, "its trainer was lost", attribution, limits);
+            self.requeue(task, attempt, "its trainer was lost", attribution, limits);
         }
         self.close_pass_if_drained(limits);
         if self.state.ledger.has_replied(trainer) {
@@ -98,7 +98,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    fn take_back(
+    fn requeue(
         &mut self,
         task: TaskId,
         attempt: Attempt,
@@ -106,7 +106,7 @@ impl<'a> Draft<'a> {
         attribution: Attribution,
         limits: &Limits,
     ) {
-        let facts = self.state.ledger.take_back(task, attempt, reason, attribution, limits);
+        let facts = self.state.ledger.requeue(task, attempt, reason, attribution, limits);
         self.add_queue_facts(facts);
     }
 

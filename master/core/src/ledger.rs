@@ -349,17 +349,18 @@ impl Ledger {
         match report {
             Report::Finished { .. } => vec![QueueFact::Done { round: self.head.round, task }],
             Report::Failed { reason, .. } => {
-                self.take_back(task, attempt, reason, Attribution::Task, limits)
+                self.requeue(task, attempt, reason, Attribution::Task, limits)
             }
             Report::Returned { unreachable, .. } => {
                 let reason = unreachable.as_deref().unwrap_or("its trainer returned it");
-                self.take_back(task, attempt, reason, Attribution::None, limits)
+                self.requeue(task, attempt, reason, Attribution::None, limits)
             }
         }
     }
 
-    /// Takes back an attempt, if it is still the pending one.
-    pub fn take_back(
+    /// Requeues a task whose attempt has ended without success, if the attempt is still the pending one. Discards the
+    /// task after too many failures.
+    pub fn requeue(
         &self,
         task: TaskId,
         attempt: Attempt,
@@ -480,7 +481,7 @@ impl Ledger {
         let pending = self.pending.iter();
         let mut facts: Vec<QueueFact> = pending
             .flat_map(|(task, held)| {
-                self.take_back(task, held.attempt, reason, Attribution::None, limits)
+                self.requeue(task, held.attempt, reason, Attribution::None, limits)
             })
             .collect();
         facts.extend(self.replies.keys().map(|it| QueueFact::Forgotten { trainer: *it }));
