@@ -325,10 +325,11 @@ impl Ledger {
         }
         let reply = self.replies.get(&request.trainer);
         let reply = reply.filter(|reply| reply.request == request.id)?;
-        Some(TaskReply { accepted: reply.accepted, next: self.outlook(limits) })
+        Some(TaskReply { accepted: reply.accepted, next: self.answer_without_task(limits) })
     }
 
-    fn outlook(&self, limits: &Limits) -> Next {
+    /// Returns the answer to a trainer that gets no task.
+    fn answer_without_task(&self, limits: &Limits) -> Next {
         if self.all_discarded() {
             return Next::AllFailed { pass: self.head.pass };
         }
@@ -411,9 +412,9 @@ impl Ledger {
         limits: &Limits,
     ) -> (Vec<QueueFact>, Next) {
         let Request { id, trainer, .. } = *request;
-        let outlook = self.outlook(limits);
-        if outlook != Next::NotYet || HELD_MAX <= self.held_by(trainer).count() {
-            return (Vec::new(), outlook);
+        let answer = self.answer_without_task(limits);
+        if answer != Next::NotYet || HELD_MAX <= self.held_by(trainer).count() {
+            return (Vec::new(), answer);
         }
         let waiting = self.next_waiting(trainer).map(|(task, failures)| (task, failures, None));
         let next = waiting.or_else(|| self.next_late(trainer, late));
