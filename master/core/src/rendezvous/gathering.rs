@@ -51,7 +51,7 @@ impl Timers {
 
 /// What the waiting nodes wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Outlook {
+pub(super) enum GatheringState {
     /// No node waits.
     Quiet,
     /// Some members of an intact round have succeeded: it goes on, whichever nodes wait.
@@ -84,47 +84,52 @@ impl Rendezvous {
         if self.has_each_succeeded() {
             return self.finish();
         }
-        match self.outlook(settings, timers, now) {
-            Outlook::Complete => self.form(settings.nodes.max() as usize),
-            Outlook::Overdue => self.late_nodes(settings.nodes.max() as usize),
-            Outlook::TooFew if self.is_closing() => self.fail_to_close(settings),
-            Outlook::Quiet
-            | Outlook::Closing
-            | Outlook::Full
-            | Outlook::Starting { .. }
-            | Outlook::Growing
-            | Outlook::Gathering { .. }
-            | Outlook::TooFew
-            | Outlook::LastCall { .. } => Vec::new(),
+        match self.gathering_state(settings, timers, now) {
+            GatheringState::Complete => self.form(settings.nodes.max() as usize),
+            GatheringState::Overdue => self.late_nodes(settings.nodes.max() as usize),
+            GatheringState::TooFew if self.is_closing() => self.fail_to_close(settings),
+            GatheringState::Quiet
+            | GatheringState::Closing
+            | GatheringState::Full
+            | GatheringState::Starting { .. }
+            | GatheringState::Growing
+            | GatheringState::Gathering { .. }
+            | GatheringState::TooFew
+            | GatheringState::LastCall { .. } => Vec::new(),
         }
     }
 
     /// Returns the next time at which a decision or an answer can change without another fact.
     pub fn deadline(&self, settings: &Settings, timers: &Timers, now: Millis) -> Option<Millis> {
-        match self.outlook(settings, timers, now) {
-            Outlook::Starting { until }
-            | Outlook::Gathering { until }
-            | Outlook::LastCall { until } => Some(until),
-            Outlook::Complete | Outlook::Overdue => Some(now),
-            Outlook::Quiet
-            | Outlook::Closing
-            | Outlook::Full
-            | Outlook::Growing
-            | Outlook::TooFew => None,
+        match self.gathering_state(settings, timers, now) {
+            GatheringState::Starting { until }
+            | GatheringState::Gathering { until }
+            | GatheringState::LastCall { until } => Some(until),
+            GatheringState::Complete | GatheringState::Overdue => Some(now),
+            GatheringState::Quiet
+            | GatheringState::Closing
+            | GatheringState::Full
+            | GatheringState::Growing
+            | GatheringState::TooFew => None,
         }
     }
 
     /// Returns whether the members of an intact round are asked to join the next one.
     pub fn is_growing(&self, settings: &Settings, timers: &Timers, now: Millis) -> bool {
-        self.outlook(settings, timers, now) == Outlook::Growing
+        self.gathering_state(settings, timers, now) == GatheringState::Growing
     }
 
     /// Returns whether too few nodes joined within the join timeout.
     pub fn has_given_up(&self, settings: &Settings, timers: &Timers, now: Millis) -> bool {
-        self.outlook(settings, timers, now) == Outlook::TooFew
+        self.gathering_state(settings, timers, now) == GatheringState::TooFew
     }
 
-    pub(super) fn outlook(&self, settings: &Settings, timers: &Timers, now: Millis) -> Outlook {
+    pub(super) fn gathering_state(
+        &self,
+        settings: &Settings,
+        timers: &Timers,
+        now: Millis,
+    ) -> GatheringState {
         let mut timers = *timers;
         timers.follow(now, self, settings);
         let (min, max) = (settings.nodes.min() as usize, settings.nodes.max() as usize);
@@ -132,30 +137,38 @@ impl Rendezvous {
         let until = Millis(timers.stage_since.0.saturating_add(settings.join_timeout_ms));
         let (is_overdue, awaits_starting) = (until <= now, self.waits_for_starting(max));
         if self.is_closing() && self.is_intact() {
-            return Outlook::Closing;
+            return GatheringState::Closing;
         }
         if waiting == 0 {
-            return Outlook::Quiet;
+            return GatheringState::Quiet;
         }
         if self.is_intact() {
             return match (max <= in_place, awaits_starting) {
-                (true, _) => Outlook::Full,
-                (false, true) if is_overdue => Outlook::Overdue,
-                (false, true) => Outlook::Starting { until },
-                (false, false) => Outlook::Growing,
+                (true, _) => GatheringState::Full,
+                (false, true) if is_overdue => GatheringState::Overdue,
+                (false, true) => GatheringState::Starting { until },
+                (false, false) => GatheringState::Growing,
             };
         }
         if waiting < min {
-            return if is_overdue { Outlook::TooFew } else { Outlook::Gathering { until } };
+            return if is_overdue {
+                GatheringState::TooFew
+            } else {
+                GatheringState::Gathering { until }
+            };
         }
         if 0 < in_place || awaits_starting {
-            return if is_overdue { Outlook::Overdue } else { Outlook::Gathering { until } };
+            return if is_overdue {
+                GatheringState::Overdue
+            } else {
+                GatheringState::Gathering { until }
+            };
         }
         let until = Millis(timers.last_arrival.0.saturating_add(settings.last_call_ms));
         let is_first = self.index.returning.is_empty();
         match waiting < max && is_first && now < until {
-            true => Outlook::LastCall { until },
-            false => Outlook::Complete,
+            true => GatheringState::LastCall { until },
+            false => GatheringState::Complete,
         }
     }
 

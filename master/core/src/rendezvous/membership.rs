@@ -9,7 +9,7 @@ use steadfast_common::rendezvous::{
     AgentRecord, EXIT_TAG, NodeRecord, NodeState, RoundRecord, SLOTS_MAX,
 };
 
-use super::gathering::{Outlook, Timers};
+use super::gathering::{GatheringState, Timers};
 use super::state::{Fact, Rendezvous, Standing};
 use super::{Caller, Refusal, Settings};
 
@@ -163,10 +163,10 @@ impl Rendezvous {
         timers: &Timers,
         now: Millis,
     ) -> Result<Directive, Refusal> {
-        let outlook = self.outlook(settings, timers, now);
+        let gathering = self.gathering_state(settings, timers, now);
         Ok(match self.standing_of(caller)? {
-            Standing::Waiting => self.waiting_directive(outlook, settings, now),
-            Standing::InPlace => self.member_directive(known, outlook, settings),
+            Standing::Waiting => self.waiting_directive(gathering, settings, now),
+            Standing::InPlace => self.member_directive(known, gathering, settings),
             Standing::Starting => Directive::Join { added: 0, lost: Names::default() },
             Standing::Late => {
                 let lost = Names::of(self, &BTreeSet::from([caller.node]));
@@ -198,14 +198,19 @@ impl Rendezvous {
         })
     }
 
-    fn member_directive(&self, known: Round, outlook: Outlook, settings: &Settings) -> Directive {
+    fn member_directive(
+        &self,
+        known: Round,
+        gathering: GatheringState,
+        settings: &Settings,
+    ) -> Directive {
         let round = self.number();
         if known < round
             && let Some(record) = &self.round
         {
             return Directive::Start(Arc::clone(record));
         }
-        if self.is_intact() && outlook != Outlook::Growing {
+        if self.is_intact() && gathering != GatheringState::Growing {
             return Directive::Continue { round };
         }
         let places = (settings.nodes.max() as usize).saturating_sub(self.index.in_place.len());
@@ -228,26 +233,33 @@ impl Rendezvous {
         Names::first(self, unfinished.iter().copied(), unfinished.len())
     }
 
-    fn waiting_directive(&self, outlook: Outlook, settings: &Settings, now: Millis) -> Directive {
+    fn waiting_directive(
+        &self,
+        gathering: GatheringState,
+        settings: &Settings,
+        now: Millis,
+    ) -> Directive {
         let (waiting, nodes) = (self.index.waiting.len(), settings.nodes);
         let wait = |awaited, until| {
             let missing = (nodes.min() as usize).saturating_sub(waiting);
             Directive::Wait { awaited, missing, until }
         };
-        match outlook {
-            Outlook::Full => {
+        match gathering {
+            GatheringState::Full => {
                 Directive::WaitForPlace { round: self.number(), nodes_max: nodes.max() }
             }
-            Outlook::Starting { until } => wait(Names::of(self, &self.index.starting), Some(until)),
-            Outlook::Growing => wait(Names::of(self, &self.index.in_place), None),
-            Outlook::Gathering { until } => wait(self.nodes_awaited(settings), Some(until)),
-            Outlook::TooFew => {
+            GatheringState::Starting { until } => {
+                wait(Names::of(self, &self.index.starting), Some(until))
+            }
+            GatheringState::Growing => wait(Names::of(self, &self.index.in_place), None),
+            GatheringState::Gathering { until } => wait(self.nodes_awaited(settings), Some(until)),
+            GatheringState::TooFew => {
                 let awaited = self.nodes_awaited(settings);
                 Directive::TooFew { awaited, waiting, nodes_min: nodes.min() }
             }
-            Outlook::LastCall { until } => wait(Names::default(), Some(until)),
-            Outlook::Closing => wait(self.missing(EXIT_TAG, Phase(0)), None),
-            Outlook::Overdue | Outlook::Complete | Outlook::Quiet => {
+            GatheringState::LastCall { until } => wait(Names::default(), Some(until)),
+            GatheringState::Closing => wait(self.missing(EXIT_TAG, Phase(0)), None),
+            GatheringState::Overdue | GatheringState::Complete | GatheringState::Quiet => {
                 wait(Names::default(), Some(now))
             }
         }

@@ -4,7 +4,7 @@ use steadfast_common::ids::{Millis, NodeId, Phase};
 use steadfast_common::rendezvous::{EXIT_TAG, NodeRecord};
 use steadfast_common::status::{ElasticPhase, NodePhase, NodeStatus, WorkersPhase};
 
-use super::gathering::{Outlook, Timers};
+use super::gathering::{GatheringState, Timers};
 use super::state::{Rendezvous, Standing};
 use super::{Names, Settings};
 
@@ -62,40 +62,44 @@ impl Rendezvous {
             return Vec::new();
         }
         let waiting = Names::of(self, &self.index.waiting);
-        let mut reasons = match self.outlook(settings, timers, now) {
-            Outlook::Closing => {
+        let mut reasons = match self.gathering_state(settings, timers, now) {
+            GatheringState::Closing => {
                 let missing = self.missing(EXIT_TAG, Phase(0));
                 vec![format!("the end of the job waits for {missing}; others have succeeded")]
             }
-            Outlook::Quiet if self.round().is_none() => vec!["no node has joined".to_owned()],
-            Outlook::Quiet if self.is_intact() => Vec::new(),
-            Outlook::Quiet if self.nodes.is_empty() => {
+            GatheringState::Quiet if self.round().is_none() => {
+                vec!["no node has joined".to_owned()]
+            }
+            GatheringState::Quiet if self.is_intact() => Vec::new(),
+            GatheringState::Quiet if self.nodes.is_empty() => {
                 vec![format!("all nodes of round {} were lost, or left", self.number())]
             }
-            Outlook::Quiet => {
+            GatheringState::Quiet => {
                 let gone = self.lost_members();
                 vec![format!(
                     "the members of round {} lost {gone} and have to join again",
                     self.number()
                 )]
             }
-            Outlook::Full => vec![format!(
+            GatheringState::Full => vec![format!(
                 "{waiting} waits for a place: round {} has the maximum of {} nodes",
                 self.number(),
                 settings.nodes.max()
             )],
-            Outlook::Starting { .. } | Outlook::Growing | Outlook::Gathering { .. } => {
+            GatheringState::Starting { .. }
+            | GatheringState::Growing
+            | GatheringState::Gathering { .. } => {
                 vec![format!("{waiting} {}", self.wait_reason(settings, timers, now))]
             }
-            Outlook::TooFew => vec![format!(
+            GatheringState::TooFew => vec![format!(
                 "{waiting} waited longer than the join timeout for at least {} nodes",
                 settings.nodes.min()
             )],
-            Outlook::LastCall { until } => vec![format!(
+            GatheringState::LastCall { until } => vec![format!(
                 "{waiting} waits {} s for more nodes (last call)",
                 until.0.saturating_sub(now.0).div_ceil(1000)
             )],
-            Outlook::Overdue | Outlook::Complete => Vec::new(),
+            GatheringState::Overdue | GatheringState::Complete => Vec::new(),
         };
         for (tag, missing) in self.open_barriers() {
             reasons.push(format!("barrier `{tag}` waits for {missing}"));
@@ -108,15 +112,20 @@ impl Rendezvous {
         if self.result().is_some() {
             return Names::default();
         }
-        let awaited = match self.outlook(settings, timers, now) {
-            Outlook::Closing => self.missing(EXIT_TAG, Phase(0)),
-            Outlook::Quiet if self.is_intact() => Names::default(),
-            Outlook::Quiet | Outlook::Growing => Names::of(self, &self.index.in_place),
-            Outlook::Starting { .. } => Names::of(self, &self.index.starting),
-            Outlook::Gathering { .. } | Outlook::TooFew => self.nodes_awaited(settings),
-            Outlook::Full | Outlook::LastCall { .. } | Outlook::Overdue | Outlook::Complete => {
-                Names::default()
+        let awaited = match self.gathering_state(settings, timers, now) {
+            GatheringState::Closing => self.missing(EXIT_TAG, Phase(0)),
+            GatheringState::Quiet if self.is_intact() => Names::default(),
+            GatheringState::Quiet | GatheringState::Growing => {
+                Names::of(self, &self.index.in_place)
             }
+            GatheringState::Starting { .. } => Names::of(self, &self.index.starting),
+            GatheringState::Gathering { .. } | GatheringState::TooFew => {
+                self.nodes_awaited(settings)
+            }
+            GatheringState::Full
+            | GatheringState::LastCall { .. }
+            | GatheringState::Overdue
+            | GatheringState::Complete => Names::default(),
         };
         self.open_barriers().fold(awaited, |awaited, (_, missing)| awaited.and(missing))
     }
@@ -136,20 +145,20 @@ impl Rendezvous {
 
     /// Returns what a waiting node waits for.
     pub(super) fn wait_reason(&self, settings: &Settings, timers: &Timers, now: Millis) -> String {
-        let outlook = self.outlook(settings, timers, now);
+        let gathering = self.gathering_state(settings, timers, now);
         let waiting = self.index.waiting.len();
         let missing = (settings.nodes.min() as usize).saturating_sub(waiting);
-        let awaited = match outlook {
-            Outlook::Starting { .. } => Names::of(self, &self.index.starting),
-            Outlook::Growing => Names::of(self, &self.index.in_place),
-            Outlook::Closing => self.missing(EXIT_TAG, Phase(0)),
-            Outlook::Quiet
-            | Outlook::Full
-            | Outlook::Gathering { .. }
-            | Outlook::TooFew
-            | Outlook::Overdue
-            | Outlook::LastCall { .. }
-            | Outlook::Complete => self.nodes_awaited(settings),
+        let awaited = match gathering {
+            GatheringState::Starting { .. } => Names::of(self, &self.index.starting),
+            GatheringState::Growing => Names::of(self, &self.index.in_place),
+            GatheringState::Closing => self.missing(EXIT_TAG, Phase(0)),
+            GatheringState::Quiet
+            | GatheringState::Full
+            | GatheringState::Gathering { .. }
+            | GatheringState::TooFew
+            | GatheringState::Overdue
+            | GatheringState::LastCall { .. }
+            | GatheringState::Complete => self.nodes_awaited(settings),
         };
         super::describe_wait(&awaited, missing)
     }
