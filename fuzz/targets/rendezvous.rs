@@ -16,7 +16,7 @@ use steadfast_common::rendezvous::{
 };
 use steadfast_fuzz::{seeds, within};
 use steadfast_master_core::rendezvous::{
-    Caller, Fact, JoinTerms, Place, Rendezvous, Settings, Timers,
+    BarrierId, Caller, Fact, JoinTerms, Rendezvous, Settings, Timers,
 };
 use uuid::Uuid;
 
@@ -179,10 +179,10 @@ impl Master {
         let tags: Vec<String> = open.chain(["new".to_owned(), EXIT_TAG.to_owned()]).collect();
         for tag in tags {
             let phase = self.state.next_phase(&tag);
-            let place = Place { round: self.state.number(), tag, phase };
-            let facts = self.state.enter(caller, &place, Arc::from(&b"data"[..]));
+            let barrier = BarrierId { round: self.state.number(), tag, phase };
+            let facts = self.state.enter(caller, &barrier, Arc::from(&b"data"[..]));
             self.commit(&facts.unwrap_or_default());
-            drop(self.state.barrier(caller, &place));
+            drop(self.state.barrier(caller, &barrier));
         }
     }
 

@@ -16,7 +16,7 @@ use steadfast_common::keys::Keys;
 use steadfast_common::rendezvous::{AgentRecord, RoundRecord, Runner};
 use steadfast_coord::{CoordError, Etcd};
 use steadfast_host::time::{Instant, sleep};
-use steadfast_master_core::rendezvous::{Caller, Directive, JoinTerms, Place};
+use steadfast_master_core::rendezvous::{BarrierId, Caller, Directive, JoinTerms};
 use steadfast_proto::status;
 use tonic::Status;
 
@@ -150,12 +150,12 @@ impl AgentlessNodes {
         let round = known.round.clone().ok_or_else(|| unknown(address))?;
         self.informed.note(&round, address);
         let end = limit.map(|limit| Instant::now() + limit);
-        let place = self.place(&round, tag, phase).await?;
+        let barrier = self.barrier_id(&round, tag, phase).await?;
         let mut caller: Caller = known.caller;
         loop {
             let beat = Instant::now() + BEAT;
             let deadline = end.map_or(beat, |end| end.min(beat));
-            let passed = enter(&self.handle, caller, &place, data.clone(), deadline).await;
+            let passed = enter(&self.handle, caller, &barrier, data.clone(), deadline).await;
             match passed.map_err(|error| reject(&error))? {
                 Passage::Released(data) => {
                     let of_member = round.members.iter().filter_map(|member| {
@@ -173,12 +173,12 @@ impl AgentlessNodes {
         }
     }
 
-    async fn place(
+    async fn barrier_id(
         &self,
         round: &RoundRecord,
         tag: String,
         phase: Option<Phase>,
-    ) -> Result<Place, Status> {
+    ) -> Result<BarrierId, Status> {
         let phase = match phase {
             Some(phase) => phase,
             None => {
@@ -186,7 +186,7 @@ impl AgentlessNodes {
                 self.handle.ask(next).await.map_err(|error| reject(&error))?
             }
         };
-        Ok(Place { round: round.round, tag, phase })
+        Ok(BarrierId { round: round.round, tag, phase })
     }
 
     /// Returns a node after it was registered, if it was not.

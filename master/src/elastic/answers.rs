@@ -5,7 +5,7 @@ use std::sync::Arc;
 use steadfast_common::ids::{Phase, Round};
 use steadfast_common::machine::{Decision, Moment};
 use steadfast_common::rendezvous::AgentRecord;
-use steadfast_master_core::rendezvous::{Caller, Directive, EndedBy, Fact, Outcome, Place};
+use steadfast_master_core::rendezvous::{BarrierId, Caller, Directive, EndedBy, Fact, Outcome};
 
 use super::handle::{Change, ElasticError, Event, Known, Passage, Reply, Shared, ShutDown};
 use super::machine::ElasticJob;
@@ -33,7 +33,7 @@ pub(super) enum Answer {
     Passage {
         decided: Decided,
         caller: Caller,
-        place: Place,
+        barrier: BarrierId,
         reply: Reply<Passage>,
     },
     Known {
@@ -82,16 +82,16 @@ impl ElasticJob {
                 }
                 Answer::Change { caller, known, reply }
             }
-            Event::Enter { caller, place, data, reply } => {
+            Event::Enter { caller, barrier, data, reply } => {
                 let facts = self
                     .agents
                     .registration(caller)
-                    .and_then(|_| Ok(self.state.enter(caller, &place, data)?));
+                    .and_then(|_| Ok(self.state.enter(caller, &barrier, data)?));
                 let decided = self.apply_if(moment, facts, decision);
-                Answer::Passage { decided, caller, place, reply }
+                Answer::Passage { decided, caller, barrier, reply }
             }
-            Event::Look { caller, place, reply } => {
-                Answer::Passage { decided: Ok(()), caller, place, reply }
+            Event::Look { caller, barrier, reply } => {
+                Answer::Passage { decided: Ok(()), caller, barrier, reply }
             }
             Event::GiveUp { caller, reason, report, reply } => {
                 let nodes_needed = |agent: &AgentRecord| match agent.launched_on {
@@ -156,8 +156,8 @@ impl ElasticJob {
                 let change = change.map(|it| change_of(it, self.revision, failed));
                 drop(reply.send(change));
             }
-            Answer::Passage { decided, caller, place, reply } => {
-                drop(reply.send(decided.and_then(|()| self.passage(caller, &place))));
+            Answer::Passage { decided, caller, barrier, reply } => {
+                drop(reply.send(decided.and_then(|()| self.passage(caller, &barrier))));
             }
             Answer::Known { address, reply } => drop(reply.send(Ok(self.known(&address)))),
             Answer::NextPhase { tag, reply } => {
@@ -184,16 +184,16 @@ impl ElasticJob {
         Ok(self.state.ask(caller, known, &self.settings, &self.timers, now)?)
     }
 
-    fn passage(&self, caller: Caller, place: &Place) -> Result<Passage, ElasticError> {
-        Ok(match self.state.barrier(caller, place)? {
+    fn passage(&self, caller: Caller, barrier: &BarrierId) -> Result<Passage, ElasticError> {
+        Ok(match self.state.barrier(caller, barrier)? {
             Outcome::Released(entries) => Passage::Released(Arc::clone(entries.data())),
             Outcome::Passed => {
                 Passage::Ended { reason: "all members have passed it already".to_owned() }
             }
-            Outcome::Ended(ended) => Passage::Ended { reason: describe(&ended, place.round) },
+            Outcome::Ended(ended) => Passage::Ended { reason: describe(&ended, barrier.round) },
             Outcome::Waiting { entered, members } => {
-                let missing = self.state.missing(&place.tag, place.phase);
-                let tag = &place.tag;
+                let missing = self.state.missing(&barrier.tag, barrier.phase);
+                let tag = &barrier.tag;
                 let reason = format!(
                     "barrier `{tag}`: {entered} of {members} nodes entered; waits for {missing}"
                 );

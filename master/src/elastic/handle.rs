@@ -8,7 +8,7 @@ use steadfast_common::ids::{NodeId, Phase, Round};
 use steadfast_common::records::JobOutcome;
 use steadfast_common::rendezvous::{RoundRecord, Runner, SharedRecord};
 use steadfast_common::status::{ElasticStatus, NodeReport};
-use steadfast_master_core::rendezvous::{Caller, Directive, JoinTerms, Place, Refusal};
+use steadfast_master_core::rendezvous::{BarrierId, Caller, Directive, JoinTerms, Refusal};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::machine::Input;
@@ -39,14 +39,14 @@ pub enum Event {
     },
     Enter {
         caller: Caller,
-        place: Place,
+        barrier: BarrierId,
         data: Arc<[u8]>,
         reply: Reply<Passage>,
     },
     /// A repeated [`Event::Enter`] whose data are known already.
     Look {
         caller: Caller,
-        place: Place,
+        barrier: BarrierId,
         reply: Reply<Passage>,
     },
     GiveUp {

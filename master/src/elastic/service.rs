@@ -13,7 +13,7 @@ use steadfast_common::records::JobOutcome;
 use steadfast_common::rendezvous::RoundRecord;
 use steadfast_common::status::{ElasticStatus, NodeReport};
 use steadfast_host::time::{Instant, timeout};
-use steadfast_master_core::rendezvous::{Caller, Directive, JoinTerms, Place, describe_wait};
+use steadfast_master_core::rendezvous::{BarrierId, Caller, Directive, JoinTerms, describe_wait};
 use steadfast_proto::status;
 use steadfast_proto::v1;
 use steadfast_proto::v1::elastic_server::Elastic;
@@ -199,16 +199,16 @@ pub(super) async fn join(
 pub(super) async fn enter(
     handle: &ElasticHandle,
     caller: Caller,
-    place: &Place,
+    barrier: &BarrierId,
     data: Arc<[u8]>,
     deadline: Instant,
 ) -> Result<Passage, ElasticError> {
     let mut data = Some(data);
     let enter = |reply| {
-        let place = place.clone();
+        let barrier = barrier.clone();
         match data.take() {
-            Some(data) => Event::Enter { caller, place, data, reply },
-            None => Event::Look { caller, place, reply },
+            Some(data) => Event::Enter { caller, barrier, data, reply },
+            None => Event::Look { caller, barrier, reply },
         }
     };
     let is_final = |passage: &Passage| match passage {
@@ -384,9 +384,9 @@ impl Elastic for Service {
 
     async fn enter(&self, request: Request<EnterRequest>) -> Result<Response<EnterReply>, Status> {
         let EnterRequest { node, round, tag, phase, data, wait_ms } = request.into_inner();
-        let place = Place { round: Round(round), tag, phase: Phase(phase) };
+        let barrier = BarrierId { round: Round(round), tag, phase: Phase(phase) };
         let (caller, handle) = (caller(node)?, self.handle()?);
-        let entered = enter(&handle, caller, &place, data.as_ref().into(), wait(wait_ms)).await;
+        let entered = enter(&handle, caller, &barrier, data.as_ref().into(), wait(wait_ms)).await;
         let (outcome, entries, reason) = match entered.map_err(|error| reject(&error))? {
             Passage::Released(data) => {
                 let entries = self.entries.get(&data, encoded_entries);

@@ -8,7 +8,7 @@ use steadfast_common::rendezvous::{
     AgentRecord, EXIT_TAG, NodeRange, ReleaseRecord, RoundRecord, Runner,
 };
 use steadfast_master_core::rendezvous::{
-    Caller, Fact, JoinTerms, Place, Refusal, Rendezvous, Settings, Timers,
+    BarrierId, Caller, Fact, JoinTerms, Refusal, Rendezvous, Settings, Timers,
 };
 use uuid::Uuid;
 
@@ -160,8 +160,8 @@ impl ElasticWorld {
         let node = self.rng.below(NODES);
         let Some(caller) = self.caller(node) else { return };
         let phase = self.state.next_phase(tag);
-        let place = Place { round: self.state.number(), tag: tag.to_owned(), phase };
-        self.decide(self.state.enter(caller, &place, Arc::from([7])));
+        let barrier = BarrierId { round: self.state.number(), tag: tag.to_owned(), phase };
+        self.decide(self.state.enter(caller, &barrier, Arc::from([7])));
     }
 
     fn die(&mut self) {

@@ -25,9 +25,9 @@ pub const VALUE_BYTES_MAX: usize = 512 * 1024;
 /// Maximum size of the data of all nodes in one phase.
 pub const VALUES_BYTES_MAX: usize = 1024 * 1024;
 
-/// A phase of a tag in a round.
+/// Identifies a barrier: a phase of a tag in a round.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct BarrierId {
     pub round: Round,
     pub tag: String,
     /// How often the caller passed the tag in this round before.
@@ -67,17 +67,17 @@ impl Rendezvous {
     pub fn enter(
         &self,
         caller: Caller,
-        place: &Place,
+        barrier: &BarrierId,
         data: Arc<[u8]>,
     ) -> Result<Vec<Fact>, Refusal> {
         self.check_open()?;
-        if place.tag == EXIT_TAG {
-            return self.succeed(caller, place.round);
+        if barrier.tag == EXIT_TAG {
+            return self.succeed(caller, barrier.round);
         }
-        let Outcome::Waiting { members, .. } = self.barrier(caller, place)? else {
+        let Outcome::Waiting { members, .. } = self.barrier(caller, barrier)? else {
             return Ok(Vec::new());
         };
-        let (tag, phase, round) = (&place.tag, place.phase, place.round);
+        let (tag, phase, round) = (&barrier.tag, barrier.phase, barrier.round);
         let empty = Entries::default();
         let entries = self.entries(tag, phase).unwrap_or(&empty);
         if entries.data().contains_key(&caller.node) {
@@ -99,8 +99,8 @@ impl Rendezvous {
     ///
     /// # Errors
     /// If the caller is not a member of the round, or the tag is not valid.
-    pub fn barrier(&self, caller: Caller, place: &Place) -> Result<Outcome<'_>, Refusal> {
-        let Place { round, tag, phase } = place;
+    pub fn barrier(&self, caller: Caller, barrier: &BarrierId) -> Result<Outcome<'_>, Refusal> {
+        let BarrierId { round, tag, phase } = barrier;
         self.standing_of(caller)?;
         check_tag(tag)?;
         if *round < self.number() {

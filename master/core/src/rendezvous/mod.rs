@@ -35,7 +35,7 @@ use steadfast_common::ids::{Incarnation, NodeId};
 use steadfast_common::rendezvous::NodeRange;
 
 pub use barriers::{
-    EndedBy, Outcome, Place, TAG_BYTES_MAX, TAGS_MAX, VALUE_BYTES_MAX, VALUES_BYTES_MAX,
+    BarrierId, EndedBy, Outcome, TAG_BYTES_MAX, TAGS_MAX, VALUE_BYTES_MAX, VALUES_BYTES_MAX,
 };
 pub use gathering::{FACTS_MAX, Timers};
 pub use membership::{Directive, JoinTerms, KNOWN_MAX, Name, Names};

@@ -6,7 +6,7 @@ use steadfast_common::rendezvous::EXIT_TAG;
 use super::*;
 
 fn succeed(master: &mut Master, node: usize) {
-    let exit = place(master.state.number().0, EXIT_TAG, 0);
+    let exit = barrier_id(master.state.number().0, EXIT_TAG, 0);
     master.enter(node, &exit, b"").unwrap();
 }
 
@@ -23,7 +23,7 @@ fn a_job_succeeds_with_its_last_member() {
         succeed(&mut master, node);
     }
     assert_eq!(outcome(&master), Some(JobOutcome::Finished));
-    let exit = place(1, EXIT_TAG, 0);
+    let exit = barrier_id(1, EXIT_TAG, 0);
     assert!(matches!(master.barrier(0, &exit), Outcome::Released(_)));
 }
 
@@ -35,7 +35,7 @@ fn a_member_that_fails_after_the_success_of_another_brings_both_into_the_next_ro
     succeed(&mut master, 1);
     master.join(0, 1);
     assert_eq!(outcome(&master), None);
-    let exit = place(1, EXIT_TAG, 0);
+    let exit = barrier_id(1, EXIT_TAG, 0);
     assert!(matches!(master.barrier(1, &exit), Outcome::Ended(EndedBy::Rejoined(_))));
     master.join(1, 1);
     assert_eq!(master.members(), [id(0), id(1)]);
@@ -55,7 +55,7 @@ fn a_member_that_is_lost_before_its_success_makes_the_others_run_again() {
         master.lose(0);
         succeed(&mut master, 2);
         assert_eq!((outcome(&master), master.waiting_nodes(1)), (None, -1));
-        let exit = place(1, EXIT_TAG, 0);
+        let exit = barrier_id(1, EXIT_TAG, 0);
         let Outcome::Ended(EndedBy::Lost(names)) = master.barrier(2, &exit) else {
             panic!("{:?}", master.barrier(2, &exit))
         };
@@ -74,7 +74,7 @@ fn the_loss_of_a_member_that_has_succeeded_disturbs_no_other() {
     succeed(&mut master, 0);
     master.lose(0);
     assert_eq!(master.ask(1, 1), Directive::Continue { round: Round(1) });
-    assert!(matches!(master.barrier(1, &place(1, EXIT_TAG, 0)), Outcome::Waiting { .. }));
+    assert!(matches!(master.barrier(1, &barrier_id(1, EXIT_TAG, 0)), Outcome::Waiting { .. }));
     master.fail_over();
     (1..3).for_each(|node| succeed(&mut master, node));
     assert_eq!(outcome(&master), Some(JobOutcome::Finished));

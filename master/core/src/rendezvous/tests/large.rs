@@ -30,7 +30,7 @@ fn a_thousand_nodes_make_one_round_with_one_fact_each() {
         assert!(Arc::ptr_eq(&record, &round));
     }
 
-    let at = place(1, "start", 0);
+    let at = barrier_id(1, "start", 0);
     (0..NODES).for_each(|node| master.enter(node, &at, b"ready").unwrap());
     assert_eq!(master.facts.len(), 3 * NODES + 2);
     assert!(matches!(master.barrier(0, &at), Outcome::Released(_)));

@@ -141,7 +141,7 @@ fn the_nodes_that_are_waited_for_are_named() {
     assert_eq!(awaited(&master), [address(1)], "a node that is starting");
     let mut master = Master::with_round(3, 1, 3);
     assert!(awaited(&master).is_empty());
-    (0..2).for_each(|node| master.enter(node, &place(1, "tag", 0), b"").unwrap());
+    (0..2).for_each(|node| master.enter(node, &barrier_id(1, "tag", 0), b"").unwrap());
     assert_eq!(awaited(&master), [address(2)], "a member that has not entered a barrier");
     master.lose(1);
     assert_eq!(awaited(&master), [address(0), address(2)], "members that have to join again");
@@ -149,7 +149,7 @@ fn the_nodes_that_are_waited_for_are_named() {
     assert_eq!(awaited(&master), [address(2)], "a member that has not joined again");
     master.join(2, 1);
     assert!(awaited(&master).is_empty());
-    master.enter(2, &place(2, EXIT_TAG, 0), b"").unwrap();
+    master.enter(2, &barrier_id(2, EXIT_TAG, 0), b"").unwrap();
     assert_eq!(awaited(&master), [address(0)], "a member whose workers have not ended");
     let succeeded = |master: &Master| {
         let nodes = master.state.nodes_shown().into_iter();

@@ -162,14 +162,14 @@ impl Master {
         self.state.waiting_nodes(caller, &self.settings, &self.timers, self.now).unwrap()
     }
 
-    fn enter(&mut self, node: usize, place: &Place, data: &[u8]) -> Result<(), Refusal> {
-        let facts = self.state.enter(Self::caller(node), place, data.into())?;
+    fn enter(&mut self, node: usize, barrier: &BarrierId, data: &[u8]) -> Result<(), Refusal> {
+        let facts = self.state.enter(Self::caller(node), barrier, data.into())?;
         self.decide(Ok(facts));
         Ok(())
     }
 
-    fn barrier(&self, node: usize, place: &Place) -> Outcome<'_> {
-        self.state.barrier(Self::caller(node), place).unwrap()
+    fn barrier(&self, node: usize, barrier: &BarrierId) -> Outcome<'_> {
+        self.state.barrier(Self::caller(node), barrier).unwrap()
     }
 
     fn members(&self) -> Vec<NodeId> {
@@ -177,8 +177,8 @@ impl Master {
     }
 }
 
-fn place(round: u64, tag: &str, phase: u64) -> Place {
-    Place { round: Round(round), tag: tag.to_owned(), phase: Phase(phase) }
+fn barrier_id(round: u64, tag: &str, phase: u64) -> BarrierId {
+    BarrierId { round: Round(round), tag: tag.to_owned(), phase: Phase(phase) }
 }
 
 fn data_of(outcome: &Outcome<'_>) -> Vec<(NodeId, Arc<[u8]>)> {

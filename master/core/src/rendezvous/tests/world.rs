@@ -224,13 +224,13 @@ impl World {
     fn enter(&mut self, node: usize, fate: Fate) -> bool {
         let Some(caller) = self.caller(node) else { return false };
         let Agent { known, phase, .. } = self.agents[node];
-        let place = place(known, TAG, phase);
-        let Ok(facts) = self.state.enter(caller, &place, data(node, phase)) else { return false };
+        let barrier = barrier_id(known, TAG, phase);
+        let Ok(facts) = self.state.enter(caller, &barrier, data(node, phase)) else { return false };
         if facts.iter().any(|fact| matches!(fact, Fact::Entered { .. })) {
             self.entered.insert((phase, node));
         }
         let has_changed = self.carry_out(facts, fate);
-        let answer = self.state.barrier(caller, &place).unwrap();
+        let answer = self.state.barrier(caller, &barrier).unwrap();
         let is_released = matches!(answer, Outcome::Released(_));
         let has_heard = fate == Fate::Answered && is_released;
         self.agents[node].phase += u64::from(has_heard);
@@ -239,8 +239,8 @@ impl World {
 
     fn succeed(&mut self, node: usize, fate: Fate) -> bool {
         let Some(caller) = self.caller(node) else { return false };
-        let place = place(self.agents[node].known, EXIT_TAG, 0);
-        let Ok(facts) = self.state.enter(caller, &place, Arc::default()) else { return false };
+        let barrier = barrier_id(self.agents[node].known, EXIT_TAG, 0);
+        let Ok(facts) = self.state.enter(caller, &barrier, Arc::default()) else { return false };
         if !facts.is_empty() {
             self.succeeded.insert(node);
         }
@@ -435,7 +435,7 @@ impl World {
             return;
         }
         for phase in self.released.iter().copied() {
-            let outcome = self.state.barrier(caller, &place(number.0, TAG, phase)).unwrap();
+            let outcome = self.state.barrier(caller, &barrier_id(number.0, TAG, phase)).unwrap();
             match outcome {
                 Outcome::Released(entries) => {
                     assert_eq!(entries.data().len(), self.state.members().len(), "{self:?}");
@@ -453,7 +453,7 @@ impl World {
         }
         if !self.state.is_intact() {
             let next = self.released.last().map_or(0, |phase| phase + 1);
-            let outcome = self.state.barrier(caller, &place(number.0, TAG, next)).unwrap();
+            let outcome = self.state.barrier(caller, &barrier_id(number.0, TAG, next)).unwrap();
             assert!(matches!(outcome, Outcome::Ended(_)), "{outcome:?} {self:?}");
             if let Outcome::Ended(EndedBy::Lost(names) | EndedBy::Rejoined(names)) = outcome {
                 assert!(0 < names.count, "no name: {self:?}");
