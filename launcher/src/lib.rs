@@ -14,7 +14,7 @@ mod agents;
 mod args;
 mod driver;
 mod host;
-mod machine;
+mod own_machine;
 mod poll;
 mod run;
 mod shell_words;

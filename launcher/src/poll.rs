@@ -14,7 +14,7 @@ use steadfast_supervise::{CaptureLimits, capture};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::machine::Machine;
+use crate::own_machine::OwnMachine;
 use crate::shell_words;
 
 /// Time from the start of one poll to that of the next.
@@ -38,7 +38,7 @@ pub(crate) struct Script {
     default_slots: u32,
     timeout: Duration,
     /// Refuses hosts that cannot reach what is served on loopback.
-    only_local: Option<Machine>,
+    only_local: Option<OwnMachine>,
 }
 
 /// Polls until it is dropped.
@@ -101,7 +101,7 @@ impl Script {
         line: &str,
         default_slots: u32,
         timeout: Duration,
-        only_local: Option<Machine>,
+        only_local: Option<OwnMachine>,
     ) -> Result<Self, Failure> {
         let flag = "--host-discovery-script";
         let words = shell_words::split(line);

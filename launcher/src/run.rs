@@ -21,7 +21,7 @@ use crate::admin::{self, LauncherView};
 use crate::agents::Agents;
 use crate::args::LaunchArgs;
 use crate::driver::Driver;
-use crate::machine::{Machine, advertised};
+use crate::own_machine::{OwnMachine, advertised};
 use crate::poll::{HostSource, Poller, Script};
 use crate::store::Store;
 use crate::template::Template;
@@ -37,7 +37,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// # Errors
 /// Every error that needs user action.
 pub async fn launch(args: LaunchArgs) -> Result<ExitCode, Failure> {
-    let machine = Machine::own();
+    let machine = OwnMachine::own();
     let workers = workers(&args)?;
     let settings = settings(&args, workers)?;
     let (hosts, script) = (args.hosts.as_deref(), args.host_discovery_script.as_deref());
@@ -178,7 +178,7 @@ async fn nodes_of_job(etcd: &Etcd, keys: &Keys) -> Result<NodeRange, Failure> {
 }
 
 /// Returns where etcd is served; `None` if the job has an etcd of its own.
-fn listen(args: &LaunchArgs, source: &Source, machine: &Machine) -> Option<SocketAddr> {
+fn listen(args: &LaunchArgs, source: &Source, machine: &OwnMachine) -> Option<SocketAddr> {
     if !args.rdzv_endpoint.is_empty() {
         return None;
     }
@@ -199,7 +199,7 @@ fn host_source(
     args: &LaunchArgs,
     source: Source,
     listen: Option<SocketAddr>,
-    machine: &Machine,
+    machine: &OwnMachine,
 ) -> Result<HostSource, Failure> {
     let is_allowed = args.security.insecure_allow_plaintext;
     if let Some(listen) = listen.filter(|it| !it.ip().is_loopback() && !is_allowed) {

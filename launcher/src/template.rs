@@ -10,7 +10,7 @@ use steadfast_process::Failure;
 use steadfast_supervise::{Input, Output, WorkerSpec};
 
 use crate::args::LaunchArgs;
-use crate::machine::Machine;
+use crate::own_machine::OwnMachine;
 use crate::shell_words;
 
 /// Options of ssh: it asks for nothing, and ends when the host is lost.
@@ -28,7 +28,7 @@ const SSH: &[&str] = &[
 pub(crate) struct Template {
     /// The words before the host. `None`: the default, which differs for the own machine.
     shell: Option<Vec<String>>,
-    machine: Machine,
+    machine: OwnMachine,
     program: PathBuf,
     directory: PathBuf,
     /// Flags of `steadfast run`.
@@ -46,7 +46,7 @@ impl Template {
     /// If the remote shell is invalid, or this process does not know its program or directory.
     pub fn new(
         args: &LaunchArgs,
-        machine: Machine,
+        machine: OwnMachine,
         endpoints: &[String],
         nodes: NodeRange,
         workers_max: Option<u32>,

@@ -7,11 +7,11 @@ use steadfast_process::{Failure, own_host};
 
 /// The machine of this process.
 #[derive(Clone, Debug)]
-pub(crate) struct Machine {
+pub(crate) struct OwnMachine {
     name: String,
 }
 
-impl Machine {
+impl OwnMachine {
     /// Reads the name of this machine.
     pub fn own() -> Self {
         let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn this_machine_has_several_names() {
-        let machine = Machine { name: "node-1.cluster".to_owned() };
+        let machine = OwnMachine { name: "node-1.cluster".to_owned() };
         let is = |name: &str| machine.is(&name.parse().unwrap());
         assert!(["localhost", "127.0.0.2", "::1", "node-1", "node-1.cluster"].into_iter().all(is));
         assert!(!["node", "node-2", "10.0.0.1", "fd00::1", "localhost2"].into_iter().any(is));
