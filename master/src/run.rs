@@ -19,8 +19,8 @@ use steadfast_host::time::{sleep, timeout, unix_ms};
 use steadfast_master_core::rate::Rate;
 use steadfast_net::TlsIdentity;
 use steadfast_process::{
-    Admin, AdminContent, CommonArgs, Failure, LogIdentity, Readiness, Shutdown, health,
-    init_logging, moved, wait_after_completion,
+    Admin, AdminContent, CommonArgs, Failure, LogIdentity, Readiness, Shutdown, address_changed,
+    health, init_logging, wait_after_completion,
 };
 use steadfast_proto::MESSAGE_BYTES_MAX;
 use steadfast_proto::access;
@@ -242,7 +242,7 @@ impl MasterProcess<'_> {
                 biased;
                 ending = self.lead(&session, identity, readiness, acting, shutdown) => ending,
                 () = session.lost() => Err(CoordError::LeaseLost.into()),
-                failure = moved(&self.args.common, &self.record.address) => Err(failure),
+                failure = address_changed(&self.args.common, &self.record.address) => Err(failure),
             };
             // Uncommitted decisions are dropped, and callers are rejected from here on.
             has_acted |= acting.send_replace(None).is_some() | self.stop_serving();

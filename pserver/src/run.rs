@@ -20,8 +20,8 @@ use steadfast_host::random;
 use steadfast_host::time::{Instant, timeout};
 use steadfast_net::{Port, TlsIdentity};
 use steadfast_process::{
-    Admin, AdminContent, CommonArgs, Failure, LogIdentity, Readiness, Shutdown, health,
-    init_logging, moved, wait_after_completion,
+    Admin, AdminContent, CommonArgs, Failure, LogIdentity, Readiness, Shutdown, address_changed,
+    health, init_logging, wait_after_completion,
 };
 use steadfast_proto::access;
 use steadfast_pserver_core::contribution::Refusal;
@@ -206,7 +206,7 @@ impl PserverProcess<'_> {
             joined = join(etcd, keys, args, &record, self.stores.clone(), readiness) => joined?,
             () = self.shutdown.drain() => return Ok(SlotEnd::Final),
             () = job_over(&self.result) => return Ok(SlotEnd::Final),
-            failure = moved(args, &record.address) => return Err(failure),
+            failure = address_changed(args, &record.address) => return Err(failure),
         };
         self.identity.set_incarnation(joined.event_loop.incarnation);
         self.event_loop.send_replace(Some(joined.event_loop.clone()));
@@ -221,7 +221,7 @@ impl PserverProcess<'_> {
             served = &mut serving => {
                 return Err(Failure::internal(format!("the server ended: {served:?}")));
             }
-            failure = moved(args, &record.address) => Err(failure),
+            failure = address_changed(args, &record.address) => Err(failure),
             () = job_over(&self.result) => {
                 info!("the job is over");
                 Ok(SlotEnd::Final)

@@ -1,6 +1,7 @@
 //! Shared parts of all Steadfast processes: configuration, logs, the admin port, health, shutdown and
 //! exit codes.
 
+mod address_change;
 mod admin;
 mod admin_lock;
 mod args;
@@ -9,7 +10,6 @@ mod failure_detector;
 mod liveness_port;
 mod log_line;
 mod logging;
-mod moved;
 mod page;
 mod parse;
 mod process_metrics;
@@ -22,6 +22,7 @@ mod sources;
 mod stdout;
 mod traces;
 
+pub use address_change::address_changed;
 pub use admin::{Admin, AdminContent, AdminServer};
 pub use args::{CommonArgs, EtcdArgs, EtcdAuthArgs, LogArgs, LogFormat};
 pub use args::{
@@ -31,7 +32,6 @@ pub use failure::Failure;
 pub use failure_detector::{is_on_this_host, until_dead};
 pub use liveness_port::LivenessPort;
 pub use logging::{LogIdentity, init_logging};
-pub use moved::moved;
 pub use page::{Section, Sections, tables};
 pub use parse::{Refusal, parse, try_parse};
 pub use readiness::{HealthTask, Readiness, Ready, health};

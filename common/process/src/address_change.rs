@@ -22,7 +22,7 @@ const CHECKS: u32 = 5;
 ///
 /// An explicit address (`--listen`, `--advertise`) is not checked, because it may be a host name or
 /// subject to address translation.
-pub async fn moved(args: &CommonArgs, advertised: &str) -> Failure {
+pub async fn address_changed(args: &CommonArgs, advertised: &str) -> Failure {
     watch(args, advertised, INTERVAL).await
 }
 
