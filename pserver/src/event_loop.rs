@@ -25,7 +25,7 @@ use tracing::{error, info};
 use crate::event::{
     Begun, Event, EventError, InitialValues, Pushed, Reply, SlotSnapshot, SnapshotAnswer,
 };
-use crate::lags::Lags;
+use crate::lane_lags::LaneLags;
 use crate::pulls::{Pulls, WaitingPull, WaitingRows};
 use crate::row_files::SavedRows;
 use crate::shard_file::LoadedShard;
@@ -64,7 +64,7 @@ pub struct PublishedShard {
     /// Lanes that the current step waits for (synchronous mode).
     pub missing: Vec<Lane>,
     /// Time that past steps waited for each lane.
-    pub lags: Lags,
+    pub lags: LaneLags,
 }
 
 /// Squared norms of the blocks of a step, and of the ranges of tables.
@@ -97,7 +97,7 @@ impl EventLoopHandle {
             stage: Stage::Idle,
             pulls: Pulls::default(),
             snapshots: Vec::new(),
-            lags: Lags::default(),
+            lags: LaneLags::default(),
             tables_read: None,
             failure: failure.clone(),
         };
@@ -172,7 +172,7 @@ struct EventLoop {
     stage: Stage,
     pulls: Pulls,
     snapshots: Vec<(Version, Reply<SnapshotAnswer>)>,
-    lags: Lags,
+    lags: LaneLags,
     /// The rows at a position, for readers of all rows.
     tables_read: Option<(Position, Arc<TablesSnapshot>)>,
     failure: Arc<OnceLock<Refusal>>,

@@ -3,7 +3,7 @@
 mod event;
 mod event_loop;
 mod generations;
-mod lags;
+mod lane_lags;
 mod master;
 mod metrics;
 mod norms;

@@ -7,14 +7,14 @@ use steadfast_host::time::Instant;
 
 /// Total time that steps waited for each lane, measured from the first lane of the step.
 #[derive(Clone, Debug, Default)]
-pub struct Lags {
+pub struct LaneLags {
     /// Arrival of the first lane of the current step.
     first: Option<Instant>,
     /// Totals by lane, over all steps of this slot.
     total: Vec<Duration>,
 }
 
-impl Lags {
+impl LaneLags {
     /// Records that lanes of the current step arrived at `now`.
     pub fn arrived(&mut self, lanes: impl IntoIterator<Item = Lane>, now: Instant) {
         for lane in lanes {
@@ -51,7 +51,7 @@ mod tests {
     fn lags_count_from_the_first_lane_of_a_step() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let mut lags = Lags::default();
+        let mut lags = LaneLags::default();
         assert!(lags.seconds(&[Lane(0), Lane(1)], at(5)).is_empty());
         lags.arrived([Lane(1)], at(10));
         assert_eq!(lags.seconds(&[Lane(0)], at(13)), [3.0, 0.0]);
