@@ -252,7 +252,8 @@ fn the_blacklist_is_shown_with_the_time_that_is_left() {
         String::from_utf8(output.stdout).unwrap()
     };
     let (text, left) = eventually("the blacklist in the status", || {
-        let text = shown("status");
+        // The agent reports its worker some time after the round has begun.
+        let text = Some(shown("status")).filter(|it| it.contains("  member  1 running  "))?;
         let (_, blacklist) = text.split_once("  blacklist   1 host\n")?;
         let left = blacklist.lines().nth(1)?.trim().strip_prefix("b     1         ")?.to_owned();
         Some((text, left))
