@@ -2,13 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::de::DeserializeOwned;
 use steadfast_common::applied_records::AppliedRecords;
-use steadfast_common::code::CodeChange;
+use steadfast_common::code::{CodeChange, CodeRecord};
 use steadfast_common::dataset::Manifest;
 use steadfast_common::given_up::GivenUpRecord;
 use steadfast_common::ids::{Generation, Lane, Pass, Slot, TaskId};
+use steadfast_common::keys::Keys;
 use steadfast_common::position::Position;
-use steadfast_common::records::{GenerationRecord, QueueSnapshot, ResultRecord};
+use steadfast_common::records::{CheckpointRecord, GenerationRecord, QueueSnapshot, ResultRecord};
 use steadfast_common::spec::JobSpec;
 use steadfast_common::stream::{StreamPassRecord, StreamRecord};
 
@@ -72,7 +74,55 @@ pub struct Group {
     pub blocks: usize,
 }
 
+/// A value in etcd is not the record that its key requires.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("cannot parse the value of `{key}` in etcd: {reason}; `etcdctl get {key}` shows it")]
+pub struct BadValue {
+    pub key: String,
+    pub reason: String,
+}
+
 impl Evidence {
+    /// Collects the evidence that etcd holds, from all values of a job at one revision, by key. The caller adds what
+    /// the store holds: the checkpoint, and the manifests of the dataset and of each pass of a stream.
+    ///
+    /// # Errors
+    /// If a value is malformed.
+    pub fn of_etcd<'a>(
+        keys: &Keys,
+        spec: JobSpec,
+        values: impl IntoIterator<Item = (&'a str, &'a [u8])>,
+    ) -> Result<Self, BadValue> {
+        let (mut stream, mut generations) = (StreamEvidence::default(), Vec::new());
+        let (mut discarded, mut result, mut code) = (BTreeMap::new(), None, CodeRecord::default());
+        for (key, value) in values {
+            if key == keys.result() {
+                result = Some(parse(key, value)?);
+            } else if key == keys.code() {
+                code = parse(key, value)?;
+            } else if key == keys.stream() {
+                stream.record = parse(key, value)?;
+            } else if let Some(pass) = keys.stream_pass_of(key) {
+                stream.passes.insert(pass, (parse(key, value)?, Manifest::default()));
+            } else if let Some(task) = keys.given_up_of(key) {
+                discarded.insert(task, parse(key, value)?);
+            } else if key.starts_with(&keys.generations_prefix()) {
+                generations.push(parse::<GenerationRecord>(key, value)?);
+            }
+        }
+        generations.sort_by_key(|it| it.generation);
+        Ok(Self {
+            stream: spec.dataset.follow.then_some(stream),
+            spec,
+            manifest: Manifest::default(),
+            checkpoint: None,
+            discarded,
+            generations,
+            result,
+            code_changes: code.changes,
+        })
+    }
+
     /// Returns the manifest of a pass. For an unknown pass of a stream, the manifest has no records.
     pub(crate) fn manifest_of(&self, pass: Pass) -> &Manifest {
         let of_stream = self.stream.as_ref().and_then(|stream| stream.passes.get(&pass));
@@ -100,6 +150,20 @@ impl Evidence {
 }
 
 impl CheckpointEvidence {
+    /// Creates the evidence of a checkpoint from its manifest and the applied records of its shard files.
+    pub fn new(id: String, record: CheckpointRecord, slots: Vec<SlotCounts>) -> Self {
+        Self {
+            id,
+            generation: record.generation,
+            position: record.position,
+            exhausted: record.exhausted,
+            slots,
+            queue: record.queue,
+            invalidated: record.invalidated,
+            parameters_sha256: None,
+        }
+    }
+
     /// Returns all groups that hold blocks, with their slots.
     pub(crate) fn groups(&self) -> impl Iterator<Item = (Slot, &Group)> {
         let of = |slot: &'_ SlotCounts| slot.slot;
@@ -109,4 +173,9 @@ impl CheckpointEvidence {
         });
         all.filter(|(_, group)| 0 < group.blocks)
     }
+}
+
+fn parse<T: DeserializeOwned>(key: &str, value: &[u8]) -> Result<T, BadValue> {
+    serde_json::from_slice(value)
+        .map_err(|error| BadValue { key: key.to_owned(), reason: error.to_string() })
 }

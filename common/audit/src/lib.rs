@@ -17,7 +17,7 @@ mod synchronous;
 mod words;
 
 pub use cause::{Cause, RecordSet};
-pub use evidence::{CheckpointEvidence, Evidence, Group, SlotCounts, StreamEvidence};
+pub use evidence::{BadValue, CheckpointEvidence, Evidence, Group, SlotCounts, StreamEvidence};
 pub use finding::{Finding, Loss, Severity, What};
 pub use report::{Coverage, GenerationReport, PassReport, PassState, Replay, Report, SlotFigures};
 pub use sum::Sum;

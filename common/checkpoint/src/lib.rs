@@ -1,6 +1,7 @@
 //! The format of a checkpoint's objects and of the model file that is exported from them, shared by all
 //! code that writes, restores, verifies or exports a checkpoint.
 
+mod applied;
 mod decode;
 mod encode;
 mod error;
@@ -15,6 +16,7 @@ mod table_file;
 mod tests;
 mod verify;
 
+pub use applied::applied_by_slot;
 pub use decode::{RowFileDecoder, ShardDecoder};
 pub use encode::EncodeError;
 pub use error::CheckpointError;
