@@ -390,6 +390,11 @@ impl TrainingJob {
             result.passes = passes;
         }
         result.left_out.clone_from(&stream.left_out);
+        // Another checkpoint of the final parameters may have replaced the one that was taken for the result, which may
+        // then have been deleted.
+        if result.checkpoint.is_some() {
+            result.checkpoint.clone_from(&self.state.checkpoint);
+        }
         info!(sha256 = result.parameters_sha256, "the job is finished");
         self.add(Fact::Result(Box::new(result)), decision);
         Ok(())
