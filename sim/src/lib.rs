@@ -8,6 +8,7 @@
 //!
 //! `docs/simulation.md` describes the checks, how to replay a seed, and the defects found.
 
+mod audit;
 mod checks;
 mod cluster;
 mod etcd;
@@ -32,11 +33,12 @@ mod watch;
 mod workload;
 mod world;
 
+pub use audit::Recording;
 pub use cluster::{Member, Role};
 pub use fault::Fault;
 pub use job::{Job, LARGE_STEPS};
 pub use plan::Plan;
-pub use run::{Outcome, measure_masters, run};
+pub use run::{Outcome, measure_masters, record, run};
 pub use shrink::{Smaller, shrink};
 pub use trace::print_to_stdout;
 pub use workload::{ElasticJob, Mode, Workload};

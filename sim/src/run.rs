@@ -15,6 +15,7 @@ use steadfast_common::ids::TaskId;
 use steadfast_common::records::{JobOutcome, ResultRecord};
 use steadfast_common::spec::Mode;
 
+use crate::audit::{Auditor, Recording};
 use crate::checks::{Observed, Reference, elastic_observer, final_count_mismatch, observer};
 use crate::cluster::{Cluster, Member, PERSON, Role};
 use crate::etcd::EtcdServer;
@@ -51,6 +52,8 @@ pub struct Outcome {
     pub generations: u64,
     pub terms: u64,
     pub pulls: u64,
+    /// Checkpoints that were audited.
+    pub audits: u64,
     pub faults: usize,
     pub calls: u64,
     pub choices: u64,
@@ -61,13 +64,14 @@ impl fmt::Display for Outcome {
         writeln!(
             f,
             "{:.3?} of simulated time, {} turns, {} revisions, {} terms, {} generations, {} pulls \
-             checked; digest {:016x}",
+             checked, {} checkpoints audited; digest {:016x}",
             self.time,
             self.turns,
             self.revisions,
             self.terms,
             self.generations,
             self.pulls,
+            self.audits,
             self.digest
         )?;
         match self.broken.is_empty() {
@@ -98,6 +102,13 @@ pub fn run(plan: &Plan) -> Outcome {
     ran.unwrap_or_else(|_| Outcome { broken: vec!["panic".to_owned()], ..Outcome::default() })
 }
 
+/// Executes a plan; returns what an audit of it reads beside the outcome.
+pub fn record(plan: &Plan) -> (Outcome, Recording) {
+    let run = Run { recording: Some(Recording::default()), ..Run::new(plan, None) };
+    let executed = run.execute();
+    (executed.outcome, executed.recording.unwrap_or_default())
+}
+
 /// Executes a plan; returns the real time that the code of masters took beside the outcome.
 pub fn measure_masters(plan: &Plan) -> (Outcome, Duration) {
     let executed = Run::new(plan, None).execute();
@@ -120,6 +131,7 @@ fn reference(job: &Job) -> Result<Arc<Reference>, String> {
 struct Executed {
     outcome: Outcome,
     reference: Reference,
+    recording: Option<Recording>,
     /// Real time that the tasks of masters took.
     of_masters: Duration,
 }
@@ -130,6 +142,8 @@ struct Run<'a> {
     scene: Scene,
     observed: Arc<Mutex<Observed>>,
     manifest: Manifest,
+    /// What an audit reads, if it is wanted.
+    recording: Option<Recording>,
     result: Option<ResultRecord>,
     /// The simulated time of the result.
     ended: Duration,
@@ -161,7 +175,8 @@ impl<'a> Run<'a> {
         let (network_model, store_model) = (plan.network_model.clone(), plan.store_model.clone());
         let scene = Scene { world, net, store, etcd, cluster, network_model, store_model };
         let (manifest, ended) = (Manifest::default(), Duration::ZERO);
-        Self { plan, reference, scene, observed, manifest, result: None, ended }
+        let (recording, result) = (None, None);
+        Self { plan, reference, scene, observed, manifest, recording, result, ended }
     }
 
     fn execute(mut self) -> Executed {
@@ -183,7 +198,10 @@ impl<'a> Run<'a> {
                     Checker::of_elastic(&ElasticHistory { keys: &keys, nodes: job.nodes }, &[])
                 }
             };
-            let mut watch = Watch::new(&keys, checker, self.observed.clone());
+            let recording = self.recording.take();
+            let recording = recording.map(|it| Recording { manifest: manifest.clone(), ..it });
+            let auditor = Auditor::new(&keys, &self.scene, recording);
+            let mut watch = Watch::new(&keys, checker, auditor, self.observed.clone());
             self.begin();
             broken.extend(self.go_on(&mut watch));
             (self.result, self.ended) = (watch.result.take(), watch.ended);
@@ -193,6 +211,8 @@ impl<'a> Run<'a> {
             outcome.revisions = watch.report().revisions;
             outcome.generations = watch.report().generations;
             outcome.terms = watch.report().terms;
+            outcome.audits = watch.auditor.audits;
+            self.recording = watch.auditor.recording.take();
         }
         let world = &self.scene.world;
         (outcome.time, outcome.turns, outcome.digest) =
@@ -214,7 +234,7 @@ impl<'a> Run<'a> {
                 .unwrap_or_default(),
             examples: self.result.as_ref().map_or(0, |it| it.examples),
         };
-        Executed { outcome, reference, of_masters }
+        Executed { outcome, reference, recording: self.recording, of_masters }
     }
 
     /// Writes the dataset of a training job to the store and plans its manifest as the master will.

@@ -48,7 +48,7 @@ pub struct Store(Arc<Shared>);
 
 struct Shared {
     world: World,
-    memory: InMemory,
+    memory: Arc<InMemory>,
     model: Mutex<StoreModel>,
     /// Simulated times at which objects were written.
     written: Mutex<BTreeMap<Path, Duration>>,
@@ -70,7 +70,7 @@ impl Store {
     pub fn new(world: &World, model: StoreModel) -> Self {
         Self(Arc::new(Shared {
             world: world.clone(),
-            memory: InMemory::new(),
+            memory: Arc::default(),
             model: Mutex::new(model),
             written: Mutex::default(),
             deleted: Mutex::default(),
@@ -91,6 +91,11 @@ impl Store {
     fn is_forbidden(&self) -> bool {
         let forbidden = self.0.forbidden.lock().expect(LOCK);
         forbidden.as_ref().is_some_and(|name| crate::trace::is_turn_of(name))
+    }
+
+    /// Returns the store without its model.
+    pub fn memory(&self) -> Arc<dyn ObjectStore> {
+        self.0.memory.clone()
     }
 
     /// Writes an object, bypassing the model.

@@ -7,6 +7,7 @@ use steadfast_audit::history::{Checker, HistoryReport};
 use steadfast_common::keys::Keys;
 use steadfast_common::records::ResultRecord;
 
+use crate::audit::Auditor;
 use crate::checks::Observed;
 use crate::fault::Scene;
 use crate::generation_check::GenerationCheck;
@@ -16,6 +17,7 @@ use crate::pointer::Pointer;
 pub struct Watch<'a> {
     keys: &'a Keys,
     checker: Checker<'a>,
+    pub auditor: Auditor<'a>,
     pointer: Pointer,
     generation_check: GenerationCheck,
     /// Number of deletions in the store that were checked.
@@ -29,10 +31,16 @@ pub struct Watch<'a> {
 
 impl<'a> Watch<'a> {
     /// Starts with an empty etcd. The observer of replies fills `observed`.
-    pub fn new(keys: &'a Keys, checker: Checker<'a>, observed: Arc<Mutex<Observed>>) -> Self {
+    pub fn new(
+        keys: &'a Keys,
+        checker: Checker<'a>,
+        auditor: Auditor<'a>,
+        observed: Arc<Mutex<Observed>>,
+    ) -> Self {
         Self {
             keys,
             checker,
+            auditor,
             pointer: Pointer::default(),
             generation_check: GenerationCheck::default(),
             deleted: 0,
@@ -52,6 +60,7 @@ impl<'a> Watch<'a> {
         let mut broken = Vec::new();
         for revision in scene.etcd.news() {
             self.checker.check(&revision);
+            self.auditor.follow(&revision);
             self.pointer.follow(self.keys, &revision);
             broken.extend(self.generation_check.follow(self.keys, &revision));
             let result = revision.changes.iter().find(|it| it.key == self.keys.result());
@@ -71,6 +80,7 @@ impl<'a> Watch<'a> {
             self.deleted = scene.store.deleted();
             broken.extend(self.pointer.is_dangling(&scene.store));
         }
+        broken.extend(self.auditor.check());
         broken
     }
 }

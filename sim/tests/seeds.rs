@@ -16,6 +16,7 @@ const MINUTES: f64 = 2.0;
 /// Seeds that found a defect, with the defect. The run of a seed changes with every change in the number
 /// of messages; `make mutants` verifies that each defect of `sim/mutations.toml` is still found.
 const FOUND: &[(Mode, u64, &str)] = &[
+    (Mode::Sync, 3, "the result named a checkpoint that had been deleted"),
     (Mode::Sync, 12, "the saver waited for a version of an earlier generation"),
     (Mode::Sync, 291, "a truncated manifest kept a job from starting"),
     (Mode::Async, 5, "a dead trainer blocked the others at the staleness gate"),

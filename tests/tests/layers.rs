@@ -206,6 +206,7 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
                 "steadfast-proto",
                 "steadfast-coord",
                 "steadfast-store",
+                "steadfast-checkpoint",
                 "steadfast-data",
                 "steadfast-etcd",
                 "steadfast-process",
