@@ -39,3 +39,4 @@ pub mod status;
 pub mod stream;
 pub mod table;
 pub mod widest;
+pub mod wildcard;

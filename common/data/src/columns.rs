@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use glob::Pattern;
 use steadfast_common::columns::{ColumnType, Element, Shape};
 use steadfast_common::spec::DatasetSpec;
+use steadfast_common::wildcard::wildcard;
 
 use crate::error::DataError;
 use crate::text::Dialect;
@@ -201,13 +201,7 @@ fn matching<'a>(
     label: &str,
     file: &str,
 ) -> Result<Vec<&'a Column>, DataError> {
-    // `*` is the only special character; several in a row are one.
-    let parts: Vec<String> = pattern.split('*').map(Pattern::escape).collect();
-    let mut glob = parts.join("*");
-    while glob.contains("**") {
-        glob = glob.replace("**", "*");
-    }
-    let matcher = Pattern::new(&glob).map_err(|_| unknown(columns, pattern, file))?;
+    let matcher = wildcard(pattern);
     let found: Vec<&Column> = columns
         .iter()
         .filter(|column| column.name != label && matcher.matches(&column.name))
