@@ -29,6 +29,8 @@ pub enum UpdateRule {
     /// The mean over the records is added: for state that models average beside the gradient, such as the
     /// running statistics of a batch normalization.
     AddMean,
+    /// The values stay as they are: the job freezes the parameter.
+    Frozen,
 }
 
 impl UpdateRule {

@@ -24,6 +24,7 @@ pub mod layout;
 pub mod machine;
 pub mod models;
 pub mod optimizer_errors;
+pub mod parameter_groups;
 pub mod placement;
 pub mod position;
 pub mod random;

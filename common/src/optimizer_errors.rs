@@ -3,18 +3,19 @@
 
 use serde::Serialize;
 
-use crate::spec::{LearningRateSpec, OptimizerKind, OptimizerSpec};
+use crate::spec::{GroupSpec, LearningRateSpec, OptimizerKind, OptimizerSpec, Schedule};
 use crate::spec_errors::SpecError;
 
 /// Returns the errors of the optimizer's settings.
 pub fn optimizer(spec: &OptimizerSpec) -> Vec<SpecError> {
     let mut section = Section::new("optimizer", "kind", name_of(spec.kind));
+    let moments = ["adam", "adamw", "nadam", "radam"];
     section.check("momentum", spec.momentum, &["momentum", "rmsprop"], Range::Share);
     section.only("nesterov", spec.nesterov.is_some(), &["momentum"]);
-    section.check("beta1", spec.beta1, &["adam", "adamw"], Range::Share);
-    section.check("beta2", spec.beta2, &["adam", "adamw"], Range::Share);
+    section.check("beta1", spec.beta1, &[&moments[..], &["lion"]].concat(), Range::Share);
+    section.check("beta2", spec.beta2, &[&moments[..], &["lion"]].concat(), Range::Share);
     section.check("rho", spec.rho, &["adadelta", "rmsprop"], Range::Share);
-    let dividing = ["adagrad", "adadelta", "rmsprop", "adam", "adamw"];
+    let dividing = [&["adagrad", "adadelta", "rmsprop"], &moments[..]].concat();
     section.check("epsilon", spec.epsilon, &dividing, Range::Positive);
     let summing = ["adagrad", "ftrl"];
     section.check("initial_accumulator", spec.initial_accumulator, &summing, Range::NotNegative);
@@ -22,6 +23,9 @@ pub fn optimizer(spec: &OptimizerSpec) -> Vec<SpecError> {
     section.check("learning_rate_power", power, &["ftrl"], Range::Between(-1.0, 0.0));
     section.check("l1", spec.l1, &["ftrl"], Range::NotNegative);
     section.check("l2", spec.l2, &["ftrl"], Range::NotNegative);
+    section.check("momentum_decay", spec.momentum_decay, &["nadam"], Range::NotNegative);
+    let coupled = ["sgd", "momentum", "adagrad", "adadelta", "rmsprop", "adam", "nadam", "radam"];
+    section.only("decoupled", spec.decoupled.is_some(), &coupled);
     section.range("weight_decay", Some(spec.weight_decay), Range::NotNegative);
     section.range("clip_value", spec.clip_value, Range::Positive);
     section.range("clip_norm", spec.clip_norm, Range::Positive);
@@ -32,23 +36,47 @@ pub fn optimizer(spec: &OptimizerSpec) -> Vec<SpecError> {
         let text = "`optimizer.nesterov` needs `optimizer.momentum` above 0";
         section.error(&["momentum", "nesterov", "kind"], text);
     }
+    for group in &spec.groups {
+        section.group(group);
+    }
     section.errors
 }
 
 /// Returns the errors of the learning rate's settings.
 pub fn learning_rate(spec: &LearningRateSpec) -> Vec<SpecError> {
     let mut section = Section::new("learning_rate", "schedule", name_of(spec.schedule));
-    let (repeated, bounded) = (["step", "exponential"], ["polynomial", "cosine"]);
+    let (repeated, bounded) = (["step", "exponential"], ["polynomial", "linear", "cosine"]);
+    let ended = [&bounded[..], &["cosine-restarts"]].concat();
+    let lasting = [&ended[..], &["one-cycle"]].concat();
     section.range("base", Some(spec.base), Range::Positive);
-    section.need_count("every_steps", spec.every_steps, &repeated);
+    let with_period = [&repeated[..], &["inverse-sqrt"]].concat();
+    section.need("every_steps", spec.every_steps.is_some(), &repeated);
+    section.count("every_steps", spec.every_steps, &with_period);
     section.need("gamma", spec.gamma.is_some(), &repeated);
     section.check("gamma", spec.gamma, &repeated, Range::Factor);
-    section.need_count("decay_steps", spec.decay_steps, &bounded);
-    section.check("end", spec.end, &bounded, Range::NotNegative);
+    section.need("decay_steps", spec.decay_steps.is_some(), &lasting);
+    section.count("decay_steps", spec.decay_steps, &lasting);
+    section.check("end", spec.end, &ended, Range::NotNegative);
     section.check("power", spec.power, &["polynomial"], Range::Positive);
-    if section.is_one_of(&bounded) && spec.end.is_some_and(|end| spec.base < end) {
+    section.count("period_factor", spec.period_factor, &["cosine-restarts"]);
+    section.check("pct_start", spec.pct_start, &["one-cycle"], Range::Share);
+    section.check("div_factor", spec.div_factor, &["one-cycle"], Range::Positive);
+    section.check("final_div_factor", spec.final_div_factor, &["one-cycle"], Range::Positive);
+    section.need("points", !spec.points.is_empty(), &["table"]);
+    section.only("points", !spec.points.is_empty(), &["table"]);
+    section.only("interpolation", spec.interpolation.is_some(), &["table"]);
+    if section.is_one_of(&ended) && spec.end.is_some_and(|end| spec.base < end) {
         let text = "`learning_rate.end` must not exceed `learning_rate.base`";
         section.error(&["end", "base", "schedule"], text);
+    }
+    if spec.schedule == Schedule::OneCycle && spec.warmup_steps != 0 {
+        let text = "`one-cycle` has a warm-up of its own, `learning_rate.pct_start`; remove \
+                    `learning_rate.warmup_steps`";
+        section.error(&["warmup_steps", "schedule"], text);
+    }
+    section.points(spec);
+    for factor in &spec.factors {
+        section.factor(factor);
     }
     section.errors
 }
@@ -149,12 +177,79 @@ impl Section {
         }
     }
 
-    fn need_count(&mut self, key: &str, value: Option<u64>, users: &[&str]) {
-        self.need(key, value.is_some(), users);
+    /// Checks that a count applies, and is not 0.
+    fn count(&mut self, key: &str, value: Option<u64>, users: &[&str]) {
         self.only(key, value.is_some(), users);
         if value == Some(0) && self.is_one_of(users) {
             let text = format!("`{}.{key}` must be at least 1", self.name);
-            self.error(&[key, self.chooser], text);
+            self.error(&[key], text);
+        }
+    }
+
+    /// Checks a group of parameters.
+    fn group(&mut self, group: &GroupSpec) {
+        let GroupSpec { parameters, weight_decay, learning_rate, frozen } = group;
+        let mut error = |text: String| self.error(&["groups"], text);
+        if parameters.is_empty() {
+            error("a group of `optimizer.groups` names no parameters".to_owned());
+            return;
+        }
+        let name = format!("the group of `{}` in `optimizer.groups`", parameters.join("`, `"));
+        let numbers = [("weight_decay", *weight_decay), ("learning_rate", *learning_rate)];
+        for (key, value) in numbers {
+            if let Some(value) = value.filter(|value| !Range::NotNegative.contains(*value)) {
+                let words = Range::NotNegative.in_words();
+                error(format!("{name} has `{key}` = {value}; it must {words}"));
+            }
+            if *frozen && value.is_some() {
+                error(format!("`{key}` does not apply to {name}, which is frozen; remove it"));
+            }
+        }
+        if !*frozen && weight_decay.is_none() && learning_rate.is_none() {
+            error(format!("{name} sets nothing; add `weight_decay`, `learning_rate` or `frozen`"));
+        }
+    }
+
+    /// Checks the points of a table.
+    fn points(&mut self, spec: &LearningRateSpec) {
+        let default = LearningRateSpec::default().base;
+        if spec.schedule == Schedule::Table && spec.base != default {
+            let text =
+                "`learning_rate.base` does not apply to `table`, whose points are rates; remove it";
+            self.error(&["base", "schedule"], text);
+        }
+        if spec.points.windows(2).any(|pair| pair[1].0 <= pair[0].0) {
+            self.error(&["points"], "the steps of `learning_rate.points` must ascend");
+        }
+        for (step, rate) in &spec.points {
+            if !Range::NotNegative.contains(*rate) {
+                let words = Range::NotNegative.in_words();
+                let text =
+                    format!("`learning_rate.points` has {rate} at step {step}; it must {words}");
+                self.error(&["points"], text);
+            }
+        }
+    }
+
+    /// Checks one of the schedules that a learning rate is multiplied by.
+    fn factor(&mut self, factor: &LearningRateSpec) {
+        if factor.base != LearningRateSpec::default().base {
+            let text =
+                "`base` does not apply to `learning_rate.factors`, which begin at 1; remove it";
+            self.error(&["factors"], text);
+        }
+        if !factor.factors.is_empty() {
+            self.error(
+                &["factors"],
+                "`learning_rate.factors` have no factors of their own; add them to the list",
+            );
+        }
+        let is_table = factor.schedule == Schedule::Table;
+        let base = if is_table { LearningRateSpec::default().base } else { 1.0 };
+        let spec = LearningRateSpec { base, factors: Vec::new(), ..factor.clone() };
+        for error in learning_rate(&spec) {
+            let text = error.text.replace("`learning_rate.", "`learning_rate.factors.");
+            self.error(&["factors"], text);
         }
     }
 }
@@ -179,7 +274,10 @@ mod tests {
 
     #[test]
     fn an_omitted_setting_is_not_an_error() {
-        let kinds = ["sgd", "momentum", "adagrad", "adadelta", "rmsprop", "adam", "adamw", "ftrl"];
+        let kinds = [
+            "sgd", "momentum", "adagrad", "adadelta", "rmsprop", "adam", "adamw", "ftrl", "lion",
+            "nadam", "radam",
+        ];
         for kind in kinds {
             assert!(optimizer_errors(&format!("kind = \"{kind}\"")).is_empty());
         }
@@ -211,8 +309,10 @@ mod tests {
 
     #[test]
     fn a_key_that_the_rule_ignores_is_an_error_whatever_its_value() {
-        let expected =
-            ["`optimizer.beta1` does not apply to `sgd`; remove it or choose `adam` or `adamw`"];
+        let expected = [
+            "`optimizer.beta1` does not apply to `sgd`; remove it or choose `adam` or `adamw` or \
+              `nadam` or `radam` or `lion`",
+        ];
         assert_eq!(optimizer_errors("beta1 = 0.9"), expected);
         assert_eq!(optimizer_errors("beta1 = 9.0"), expected);
         let keys = [

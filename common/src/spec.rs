@@ -245,10 +245,10 @@ pub struct OptimizerSpec {
     /// `momentum`: Nesterov momentum.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nesterov: Option<bool>,
-    /// `adam`, `adamw`: decay of the first moment.
+    /// `adam`, `adamw`, `lion`, `nadam`, `radam`: decay of the first moment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub beta1: Option<f32>,
-    /// `adam`, `adamw`: decay of the second moment.
+    /// `adam`, `adamw`, `nadam`, `radam`: decay of the second moment; `lion`: of the only one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub beta2: Option<f32>,
     /// `adadelta`, `rmsprop`: decay of the running squares.
@@ -278,6 +278,32 @@ pub struct OptimizerSpec {
     /// Scales the mean gradient down to this global L2 norm.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clip_norm: Option<f32>,
+    /// `nadam`: how fast the momentum rises to `beta1`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub momentum_decay: Option<f32>,
+    /// Weight decay reduces the parameters themselves, and adds nothing to the gradient.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decoupled: Option<bool>,
+    /// Parameters with settings of their own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<GroupSpec>,
+}
+
+/// Settings of some parameters of a model.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GroupSpec {
+    /// Names of the parameters; `*` matches any run of characters (`*.bias`).
+    pub parameters: Vec<String>,
+    /// In place of [`OptimizerSpec::weight_decay`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight_decay: Option<f32>,
+    /// Factor of the learning rate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub learning_rate: Option<f32>,
+    /// The parameters keep their values.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub frozen: bool,
 }
 
 /// Update rules of an optimizer.
@@ -293,6 +319,9 @@ pub enum OptimizerKind {
     Adam,
     Adamw,
     Ftrl,
+    Lion,
+    Nadam,
+    Radam,
 }
 
 /// The learning rate as a function of the step.
@@ -307,21 +336,55 @@ pub struct LearningRateSpec {
     /// Steps over which the learning rate rises linearly from 0.
     #[serde(default)]
     pub warmup_steps: u64,
-    /// `step`, `exponential`: steps between (or per) multiplications by `gamma`.
+    /// `step`, `exponential`: steps between (or per) multiplications by `gamma`; `inverse-sqrt`: steps after which the
+    /// learning rate has fallen to 1/√2.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub every_steps: Option<u64>,
     /// `step`, `exponential`: the factor by which the learning rate is multiplied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gamma: Option<f32>,
-    /// `polynomial`, `cosine`: steps after the warm-up until `end` is reached.
+    /// `polynomial`, `linear`, `cosine`: steps after the warm-up until `end` is reached; `cosine-restarts`: steps of the
+    /// first period; `one-cycle`: steps of the cycle.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decay_steps: Option<u64>,
-    /// `polynomial`, `cosine`: the final learning rate.
+    /// `polynomial`, `linear`, `cosine`: the final learning rate; `cosine-restarts`: that at the end of each period.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end: Option<f32>,
     /// `polynomial`: the exponent of the decay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power: Option<f32>,
+    /// `cosine-restarts`: each period is this many times as long as the one before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub period_factor: Option<u64>,
+    /// `one-cycle`: the share of the cycle in which the learning rate rises.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pct_start: Option<f32>,
+    /// `one-cycle`: `base` divided by the learning rate at the start of the cycle.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub div_factor: Option<f32>,
+    /// `one-cycle`: the learning rate at the start of the cycle divided by that at its end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub final_div_factor: Option<f32>,
+    /// `table`: steps, ascending, and the learning rate from each on.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub points: Vec<(u64, f32)>,
+    /// `table`: the learning rate between two points.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interpolation: Option<Interpolation>,
+    /// Schedules with a `base` of 1 that the learning rate is multiplied by.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub factors: Vec<LearningRateSpec>,
+}
+
+/// The learning rate between two points of a table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Interpolation {
+    /// That of the point before.
+    #[default]
+    Hold,
+    /// On the straight line between them.
+    Linear,
 }
 
 /// Learning rate schedules.
@@ -334,6 +397,14 @@ pub enum Schedule {
     Exponential,
     Polynomial,
     Cosine,
+    Linear,
+    #[serde(rename = "cosine-restarts")]
+    CosineRestarts,
+    #[serde(rename = "inverse-sqrt")]
+    InverseSqrt,
+    #[serde(rename = "one-cycle")]
+    OneCycle,
+    Table,
 }
 
 /// Settings of one embedding table.
@@ -484,6 +555,13 @@ impl Default for LearningRateSpec {
             decay_steps: None,
             end: None,
             power: None,
+            period_factor: None,
+            pct_start: None,
+            div_factor: None,
+            final_div_factor: None,
+            points: Vec::new(),
+            interpolation: None,
+            factors: Vec::new(),
         }
     }
 }

@@ -57,6 +57,11 @@ fn table_errors(name: &str, table: &TableSpec) -> Vec<SpecError> {
             ));
         }
     }
+    if table.optimizer.as_ref().is_some_and(|optimizer| !optimizer.groups.is_empty()) {
+        error(format!(
+            "`{key}.optimizer.groups` does not apply: a table is one parameter; remove it"
+        ));
+    }
     if table.admit_after == 0 {
         error(format!("`{key}.admit_after` must be at least 1"));
     }

@@ -11,6 +11,7 @@ impl From<&ParamSpec> for Param {
         let update = match spec.update {
             UpdateRule::Optimizer => Update::Optimizer,
             UpdateRule::AddMean => Update::AddMean,
+            UpdateRule::Frozen => Update::Frozen,
         };
         let initial = |initial| match initial {
             Initial::Zeros => None,
@@ -31,6 +32,7 @@ impl From<Param> for ParamSpec {
         let update = match param.update() {
             Update::Optimizer => UpdateRule::Optimizer,
             Update::AddMean => UpdateRule::AddMean,
+            Update::Frozen => UpdateRule::Frozen,
         };
         let initial = |table: v1::Table| match table.initial {
             None => Initial::Zeros,

@@ -10,6 +10,7 @@ use steadfast_common::ids::{Incarnation, TrainerId};
 use steadfast_common::keys::Keys;
 use steadfast_common::layout::{Layout, ParamSpec, invalid_tables};
 use steadfast_common::records::{JobRecord, TrainerRecord};
+use steadfast_common::spec::OptimizerSpec;
 use steadfast_coord::{self as coord, CoordError, Etcd, wait_for_job};
 use steadfast_net::TlsIdentity;
 
@@ -73,7 +74,7 @@ pub enum RegisterError {
     #[error("the model has {values} values; the range is 1 to 2^32")]
     ModelSize { values: usize },
     #[error("{reason}")]
-    Tables { reason: String },
+    Model { reason: String },
 }
 
 impl RegisterError {
@@ -83,7 +84,7 @@ impl RegisterError {
             Self::Coord(error) => error.kind(),
             Self::OtherNumerics { .. } | Self::OtherCode { .. } => ErrorKind::Denied,
             Self::IdTaken => ErrorKind::Internal,
-            Self::DuplicateParameter | Self::ModelSize { .. } | Self::Tables { .. } => {
+            Self::DuplicateParameter | Self::ModelSize { .. } | Self::Model { .. } => {
                 ErrorKind::Invalid
             }
         }
@@ -141,7 +142,7 @@ impl Registration {
             let job = String::from_utf8_lossy(&found.value).into_owned();
             return Err(RegisterError::OtherNumerics { own: numerics, job });
         }
-        let layout = Arc::new(checked_layout(params)?);
+        let layout = Arc::new(checked_layout(&job.spec.optimizer, params)?);
         let record = TrainerRecord { admin: identity.admin, numerics };
         let key = keys.trainer(identity.trainer);
         let created = etcd.create(&key, &json(&record), lease.lease()).await?;
@@ -208,7 +209,10 @@ fn json(value: &impl serde::Serialize) -> Vec<u8> {
     serde_json::to_vec(value).expect("records are plain data")
 }
 
-fn checked_layout(params: Vec<ParamSpec>) -> Result<Layout, RegisterError> {
+fn checked_layout(
+    optimizer: &OptimizerSpec,
+    params: Vec<ParamSpec>,
+) -> Result<Layout, RegisterError> {
     let names: BTreeSet<&str> = params.iter().map(|param| param.name.as_str()).collect();
     if names.len() != params.len() {
         return Err(RegisterError::DuplicateParameter);
@@ -219,7 +223,8 @@ fn checked_layout(params: Vec<ParamSpec>) -> Result<Layout, RegisterError> {
         return Err(RegisterError::ModelSize { values });
     }
     if let Some(reason) = invalid_tables(&params) {
-        return Err(RegisterError::Tables { reason });
+        return Err(RegisterError::Model { reason });
     }
+    let params = optimizer.grouped(params).map_err(|reason| RegisterError::Model { reason })?;
     Ok(Layout::new(params))
 }

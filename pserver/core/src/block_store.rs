@@ -96,7 +96,8 @@ pub struct Parameters {
 pub struct BlockStore {
     layout: Arc<Layout>,
     rules: Rules,
-    optimizer: Optimizer,
+    /// One rule for each block.
+    optimizers: Vec<Optimizer>,
     blocks: Arc<Vec<(u32, Block)>>,
     values: Vec<Values>,
     state: Vec<Arc<Vec<Vec<f32>>>>,
@@ -119,9 +120,10 @@ impl BlockStore {
     ) -> Self {
         let ShardSnapshot { position, updates, applied, blocks, .. } = snapshot;
         let numbers = blocks.iter().map(|block| block.number);
-        let located = numbers.map(|number| (number, layout.blocks()[number as usize])).collect();
+        let located: Vec<(u32, Block)> =
+            numbers.map(|number| (number, layout.blocks()[number as usize])).collect();
         Self {
-            optimizer: Optimizer::new(&rules.optimizer),
+            optimizers: rules.optimizers(&layout, located.iter().map(|(_, block)| block)),
             tables: Tables::new(&layout, tables),
             blocks: Arc::new(located),
             values: blocks.iter().map(|block| Values::new(block.values.clone())).collect(),
@@ -275,8 +277,9 @@ impl BlockStore {
         sums: impl Iterator<Item = (usize, ValidatedBlock)>,
     ) {
         let rate = learning_rate(&self.rules.learning_rate, self.updates);
-        let update = Update { optimizer: &self.optimizer, mean, rate, number: self.updates + 1 };
         for (index, sum) in sums {
+            let optimizer = &self.optimizers[index];
+            let update = Update { optimizer, mean, rate, number: self.updates + 1 };
             let values = &mut self.values[index];
             match self.layout.update_rule(&self.blocks[index].1) {
                 UpdateRule::Optimizer => {
@@ -284,6 +287,7 @@ impl BlockStore {
                     update.apply(sum.values(), values, state);
                 }
                 UpdateRule::AddMean => update.add_mean(sum.values(), values),
+                UpdateRule::Frozen => {}
             }
         }
     }

@@ -4,26 +4,30 @@
 
 use std::f64::consts::PI;
 
-use steadfast_common::spec::{LearningRateSpec, Schedule};
+use steadfast_common::spec::{Interpolation, LearningRateSpec, Schedule};
 
-/// Returns the rate of update number `step`, counted from 0.
+/// Returns the rate of update number `step`, counted from 0, with all its factors.
 ///
-/// A warm-up of `w` steps rises linearly to the base rate, which its last step reaches: step `s` has
-/// `(s + 1) / w` of it, which avoids a first step with a rate of zero. The schedule begins after the
+/// A warm-up of `w` steps rises linearly to the rate with which the schedule begins, which its last step reaches: step
+/// `s` has `(s + 1) / w` of it, which avoids a first step with a rate of zero. The schedule begins after the
 /// warm-up. `spec` has passed [validation](steadfast_common::optimizer_errors::learning_rate).
 pub fn learning_rate(spec: &LearningRateSpec, step: u64) -> f32 {
-    let base = f64::from(spec.base);
-    let rate = match step.checked_sub(spec.warmup_steps) {
-        None => base * ((step + 1) as f64 / spec.warmup_steps as f64),
+    let rate = warmed_up(spec, f64::from(spec.base), step);
+    let factors = spec.factors.iter().map(|factor| warmed_up(factor, 1.0, step));
+    factors.fold(rate, |rate, factor| rate * factor) as f32
+}
+
+fn warmed_up(spec: &LearningRateSpec, base: f64, step: u64) -> f64 {
+    match step.checked_sub(spec.warmup_steps) {
+        None => scheduled(spec, base, 0) * ((step + 1) as f64 / spec.warmup_steps as f64),
         Some(elapsed) => scheduled(spec, base, elapsed),
-    };
-    rate as f32
+    }
 }
 
 /// Returns the rate after `elapsed` steps of the schedule.
 fn scheduled(spec: &LearningRateSpec, base: f64, elapsed: u64) -> f64 {
     let gamma = f64::from(spec.gamma.unwrap_or(1.0));
-    let every = spec.every_steps.unwrap_or(1).max(1);
+    let every = spec.every_steps.unwrap_or(spec.warmup_steps).max(1);
     let decay_steps = spec.decay_steps.unwrap_or(1).max(1);
     let done = elapsed.min(decay_steps) as f64 / decay_steps as f64;
     let end = f64::from(spec.end.unwrap_or(0.0));
@@ -34,12 +38,71 @@ fn scheduled(spec: &LearningRateSpec, base: f64, elapsed: u64) -> f64 {
         Schedule::Polynomial => {
             end + (base - end) * libm::pow(1.0 - done, f64::from(spec.power.unwrap_or(1.0)))
         }
-        Schedule::Cosine => end + (base - end) * 0.5 * (1.0 + libm::cos(PI * done)),
+        Schedule::Linear => end + (base - end) * (1.0 - done),
+        Schedule::Cosine => annealed(base, end, done),
+        Schedule::CosineRestarts => {
+            annealed(base, end, done_of_period(elapsed, decay_steps, spec.period_factor))
+        }
+        Schedule::InverseSqrt => base / libm::sqrt(1.0 + elapsed as f64 / every as f64),
+        Schedule::OneCycle => one_cycle(spec, base, elapsed.min(decay_steps - 1), decay_steps),
+        Schedule::Table => looked_up(spec, elapsed),
+    }
+}
+
+/// Returns the rate at the share `done` of half a cosine from `start` to `end`.
+fn annealed(start: f64, end: f64, done: f64) -> f64 {
+    end + (start - end) * 0.5 * (1.0 + libm::cos(PI * done))
+}
+
+/// Returns the share of the present period that is done (Loshchilov and Hutter 2017). Each period is `factor` times as
+/// long as the one before.
+fn done_of_period(elapsed: u64, first: u64, factor: Option<u64>) -> f64 {
+    let factor = factor.unwrap_or(1).max(1);
+    if factor == 1 {
+        return (elapsed % first) as f64 / first as f64;
+    }
+    let (mut left, mut period) = (elapsed, first);
+    while period <= left {
+        left -= period;
+        period = period.saturating_mul(factor);
+    }
+    left as f64 / period as f64
+}
+
+/// Returns the rate of the one-cycle policy (Smith and Topin 2018), as PyTorch computes it: half a cosine up, and half a
+/// cosine down. Its last step has the final rate.
+fn one_cycle(spec: &LearningRateSpec, base: f64, elapsed: u64, steps: u64) -> f64 {
+    let start = base / f64::from(spec.div_factor.unwrap_or(25.0));
+    let end = start / f64::from(spec.final_div_factor.unwrap_or(1e4));
+    let top = f64::from(spec.pct_start.unwrap_or(0.3)) * steps as f64 - 1.0;
+    let (elapsed, last) = (elapsed as f64, steps as f64 - 1.0);
+    if elapsed < top {
+        annealed(start, base, elapsed / top)
+    } else if top.max(0.0) < last {
+        annealed(base, end, (elapsed - top.max(0.0)) / (last - top.max(0.0)))
+    } else {
+        end
+    }
+}
+
+/// Returns the rate of a table. Before its first point it is that of the point.
+fn looked_up(spec: &LearningRateSpec, elapsed: u64) -> f64 {
+    let next = spec.points.partition_point(|(step, _)| *step <= elapsed);
+    let before = spec.points.get(next.saturating_sub(1)).copied().unwrap_or((0, 0.0));
+    let rate = f64::from(before.1);
+    match (spec.interpolation.unwrap_or_default(), spec.points.get(next)) {
+        (Interpolation::Linear, Some((step, after))) if before.0 < elapsed => {
+            let share = (elapsed - before.0) as f64 / (step - before.0) as f64;
+            rate + (f64::from(*after) - rate) * share
+        }
+        (Interpolation::Hold | Interpolation::Linear, _) => rate,
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use steadfast_common::optimizer_errors;
+
     use super::*;
 
     fn spec(schedule: Schedule) -> LearningRateSpec {
@@ -64,7 +127,15 @@ mod tests {
             until(Schedule::Polynomial, None, None),
             until(Schedule::Polynomial, Some(0.1), Some(2.0)),
             until(Schedule::Cosine, Some(0.1), None),
+            until(Schedule::Linear, Some(0.1), None),
+            LearningRateSpec { every_steps: Some(10), ..spec(Schedule::InverseSqrt) },
         ]
+    }
+
+    fn of_toml(text: &str) -> LearningRateSpec {
+        let spec = toml::from_str(text).expect("a valid learning rate");
+        assert_eq!(optimizer_errors::learning_rate(&spec), [], "{text}");
+        spec
     }
 
     #[track_caller]
@@ -85,6 +156,57 @@ mod tests {
         assert_rates(&specs[3], &[(0, 0.5), (50, 0.2), (90, 0.104), (100, 0.1), (500, 0.1)]);
         let quarter = 0.1 + 0.4 * 0.853_553_4;
         assert_rates(&specs[4], &[(0, 0.5), (25, quarter), (50, 0.3), (100, 0.1), (500, 0.1)]);
+    }
+
+    /// The expected rates are those of `torch.optim.lr_scheduler.OneCycleLR` and `CosineAnnealingWarmRestarts`.
+    #[test]
+    fn one_cycle_and_restarts_have_the_rates_of_pytorch() {
+        let cycle = of_toml("schedule = 'one-cycle'\nbase = 0.5\ndecay_steps = 10");
+        let rates = [
+            (0, 0.02),
+            (1, 0.26),
+            (2, 0.5),
+            (3, 0.475_242_3),
+            (6, 0.194_371),
+            (9, 2e-6),
+            (100, 2e-6),
+        ];
+        assert_rates(&cycle, &rates);
+        let keys = "schedule = 'cosine-restarts'\nbase = 0.5\nend = 0.1\ndecay_steps = 4";
+        let even = of_toml(keys);
+        let quarter = 0.1 + 0.4 * 0.853_553_4;
+        assert_rates(&even, &[(0, 0.5), (1, quarter), (2, 0.3), (4, 0.5), (4001, quarter)]);
+        let longer = of_toml(&format!("{keys}\nperiod_factor = 2"));
+        assert_rates(&longer, &[(4, 0.5), (6, quarter), (8, 0.3), (12, 0.5), (20, 0.3), (28, 0.5)]);
+    }
+
+    #[test]
+    fn a_table_holds_or_interpolates_its_rates() {
+        let points = "schedule = 'table'\npoints = [[2, 0.5], [4, 0.1], [8, 0.3]]";
+        let held = [(0, 0.5), (2, 0.5), (3, 0.5), (4, 0.1), (7, 0.1), (8, 0.3), (99, 0.3)];
+        assert_rates(&of_toml(points), &held);
+        let lines = of_toml(&format!("{points}\ninterpolation = 'linear'"));
+        assert_rates(
+            &lines,
+            &[(0, 0.5), (2, 0.5), (3, 0.3), (4, 0.1), (6, 0.2), (8, 0.3), (9, 0.3)],
+        );
+    }
+
+    /// With a warm-up of `w` steps, the rate falls with the square root of the step (Vaswani et al. 2017).
+    #[test]
+    fn the_inverse_square_root_goes_on_from_the_warm_up() {
+        let spec = of_toml("schedule = 'inverse-sqrt'\nbase = 0.5\nwarmup_steps = 100");
+        assert_rates(&spec, &[(49, 0.25), (99, 0.5), (100, 0.5), (400, 0.25), (1600, 0.125)]);
+    }
+
+    #[test]
+    fn factors_multiply_the_rate() {
+        let spec = of_toml(
+            "base = 0.5\nwarmup_steps = 4\n\
+             factors = [{ schedule = 'step', every_steps = 10, gamma = 0.5 }, \
+                        { schedule = 'table', points = [[0, 1], [15, 0.5]] }]",
+        );
+        assert_rates(&spec, &[(0, 0.125), (9, 0.5), (10, 0.25), (15, 0.125), (20, 0.0625)]);
     }
 
     #[test]

@@ -7,23 +7,27 @@ mod adam;
 mod adaptive;
 mod descent;
 mod ftrl;
+mod moments;
 
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use steadfast_common::spec::{OptimizerKind, OptimizerSpec};
+use steadfast_common::spec::{GroupSpec, OptimizerKind, OptimizerSpec};
 
 use self::adam::Adam;
 use self::adaptive::{Adadelta, Adagrad, Rmsprop};
-use self::descent::{Momentum, Sgd};
+use self::descent::{Lion, Momentum, Sgd};
 use self::ftrl::Ftrl;
+use self::moments::{Nadam, Radam};
 
 /// An update rule with its constants. Clones are cheap and equivalent.
 #[derive(Clone, Debug)]
 pub struct Optimizer {
     rule: Arc<dyn Rule>,
     decay: Decay,
+    /// Factor of the learning rate.
+    rate_factor: f32,
 }
 
 /// What weight decay applies to.
@@ -100,18 +104,37 @@ impl Optimizer {
             OptimizerKind::Rmsprop => Arc::new(Rmsprop::new(spec)),
             OptimizerKind::Adam | OptimizerKind::Adamw => Arc::new(Adam::new(spec)),
             OptimizerKind::Ftrl => Arc::new(Ftrl::new(spec)),
+            OptimizerKind::Lion => Arc::new(Lion::new(spec)),
+            OptimizerKind::Nadam => Arc::new(Nadam::new(spec)),
+            OptimizerKind::Radam => Arc::new(Radam::new(spec)),
         };
         let decay = match spec.kind {
-            OptimizerKind::Adamw => Decay::Parameters(spec.weight_decay),
+            OptimizerKind::Adamw | OptimizerKind::Lion => Decay::Parameters(spec.weight_decay),
             OptimizerKind::Sgd
             | OptimizerKind::Momentum
             | OptimizerKind::Adagrad
             | OptimizerKind::Adadelta
             | OptimizerKind::Rmsprop
             | OptimizerKind::Adam
-            | OptimizerKind::Ftrl => Decay::Gradient(spec.weight_decay),
+            | OptimizerKind::Nadam
+            | OptimizerKind::Radam
+            | OptimizerKind::Ftrl => match spec.decoupled.unwrap_or(false) {
+                true => Decay::Parameters(spec.weight_decay),
+                false => Decay::Gradient(spec.weight_decay),
+            },
         };
-        Self { rule, decay }
+        Self { rule, decay, rate_factor: 1.0 }
+    }
+
+    /// Returns the rule with the settings of a group in place of those of the job.
+    #[must_use]
+    pub fn of_group(&self, group: &GroupSpec) -> Self {
+        let decay = match self.decay {
+            Decay::Gradient(decay) => Decay::Gradient(group.weight_decay.unwrap_or(decay)),
+            Decay::Parameters(decay) => Decay::Parameters(group.weight_decay.unwrap_or(decay)),
+        };
+        let rate_factor = group.learning_rate.unwrap_or(1.0);
+        Self { rule: self.rule.clone(), decay, rate_factor }
     }
 
     /// Returns the names of the state vectors, as used in checkpoints.
@@ -152,6 +175,7 @@ impl Optimizer {
         // The loops stop at the shortest vector, so a short one would go unnoticed.
         assert_eq!(gradient.len(), params.len(), "a gradient is as long as its block");
         assert_eq!(state.len, params.len(), "a state is as long as its block");
+        let rate = rate * self.rate_factor;
         self.decay.apply(params, gradient, rate);
         self.rule.apply(params, gradient, state, rate, update);
     }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use steadfast_common::compression::Codec;
+use steadfast_common::layout::{Block, Layout, ParamSpec};
 use steadfast_common::spec::{JobSpec, LearningRateSpec, Mode, OptimizerSpec, TableSpec};
 use steadfast_pserver_storage::{MemoryStores, RowStores};
 
@@ -39,6 +40,21 @@ impl Rules {
             tables: spec.tables.clone(),
             stores: Arc::new(MemoryStores),
         }
+    }
+
+    /// Returns the update rule of each block: that of the job, or of the group of its parameter.
+    pub fn optimizers<'a>(
+        &self,
+        layout: &Layout,
+        blocks: impl Iterator<Item = &'a Block>,
+    ) -> Vec<Optimizer> {
+        let whole = Optimizer::new(&self.optimizer);
+        let of_parameter = |param: &ParamSpec| {
+            let group = self.optimizer.group_of(&param.name);
+            group.map_or_else(|| whole.clone(), |group| whole.of_group(group))
+        };
+        let all: Vec<Optimizer> = layout.params().iter().map(of_parameter).collect();
+        blocks.map(|block| all[block.param as usize].clone()).collect()
     }
 
     /// Returns the update rule of a table.

@@ -229,8 +229,8 @@ impl SyncShard {
                 UpdateRule::Optimizer => {
                     self.lane_sum.sum(index).map_or(0.0, |sum| squares(mean, sum.values()))
                 }
-                // Not a gradient.
-                UpdateRule::AddMean => 0.0,
+                // No gradient that is applied.
+                UpdateRule::AddMean | UpdateRule::Frozen => 0.0,
             };
             (*number, square)
         };

@@ -15,6 +15,7 @@ mod faults;
 mod monitoring;
 mod object_store;
 mod operators;
+mod optimizers;
 mod output;
 mod own_loop;
 mod page;

@@ -3,25 +3,18 @@
 use steadfast_common::spec::OptimizerSpec;
 use steadfast_common::widest::widest;
 
+use super::moments::{Moments, correction};
 use super::{Rule, State};
 
 /// `m ← m + (1 − β₁)(g − m)`, `v ← β₂ v + (1 − β₂) g²`,
 /// `p ← p − rate · m̂ / (√v̂ + ε)` with `m̂ = m / (1 − β₁ᵗ)` and `v̂ = v / (1 − β₂ᵗ)` (Kingma and Ba
 /// 2015).
 #[derive(Debug)]
-pub(super) struct Adam {
-    beta1: f32,
-    beta2: f32,
-    epsilon: f32,
-}
+pub(super) struct Adam(Moments);
 
 impl Adam {
     pub(super) fn new(spec: &OptimizerSpec) -> Self {
-        Self {
-            beta1: spec.beta1.unwrap_or(0.9),
-            beta2: spec.beta2.unwrap_or(0.999),
-            epsilon: spec.epsilon.unwrap_or(1e-8),
-        }
+        Self(Moments::new(spec))
     }
 }
 
@@ -39,7 +32,7 @@ impl Rule for Adam {
         update: u64,
     ) {
         let [first, second] = state.by_name();
-        let Self { beta1, beta2, epsilon } = *self;
+        let Moments { beta1, beta2, epsilon } = self.0;
         // 1 − β is exact in `f32` for β ≥ 0.5; otherwise the corrections cancel its rounding error.
         let (gain1, gain2) = (1.0 - beta1, 1.0 - beta2);
         let step = (f64::from(rate) / correction(beta1, update)) as f32;
@@ -52,9 +45,4 @@ impl Rule for Adam {
             }
         });
     }
-}
-
-/// Returns `1 − βᵗ`, the bias correction of a running mean that starts at zero, where `t` is `update`.
-fn correction(beta: f32, update: u64) -> f64 {
-    1.0 - libm::pow(f64::from(beta), update as f64)
 }

@@ -1,4 +1,4 @@
-//! Gradient descent, plain and with momentum.
+//! Gradient descent: plain, with momentum, and by the sign of a momentum.
 
 use steadfast_common::spec::OptimizerSpec;
 use steadfast_common::widest::widest;
@@ -62,5 +62,37 @@ impl Rule for Momentum {
                 }
             });
         }
+    }
+}
+
+/// `p ← p − rate · sign(β₁ m + (1 − β₁) g)`, `m ← β₂ m + (1 − β₂) g` (Chen et al. 2023).
+#[derive(Debug)]
+pub(super) struct Lion {
+    beta1: f32,
+    beta2: f32,
+}
+
+impl Lion {
+    pub(super) fn new(spec: &OptimizerSpec) -> Self {
+        Self { beta1: spec.beta1.unwrap_or(0.9), beta2: spec.beta2.unwrap_or(0.99) }
+    }
+}
+
+impl Rule for Lion {
+    fn state_names(&self) -> &'static [&'static str] {
+        &["m"]
+    }
+
+    fn apply(&self, params: &mut [f32], gradient: &[f32], state: State<'_>, rate: f32, _: u64) {
+        let [moment] = state.by_name();
+        let Self { beta1, beta2 } = *self;
+        widest(|| {
+            for ((p, g), m) in params.iter_mut().zip(gradient).zip(moment) {
+                let direction = beta1 * *m + (1.0 - beta1) * *g;
+                let sign = if direction == 0.0 { 0.0 } else { 1.0_f32.copysign(direction) };
+                *p -= rate * sign;
+                *m = beta2 * *m + (1.0 - beta2) * *g;
+            }
+        });
     }
 }

@@ -57,7 +57,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 #[test]
 fn each_rule_agrees_with_its_reference() {
     let Reference { params, gradients, cases } = reference();
-    assert_eq!(cases.len(), 33);
+    assert_eq!(cases.len(), 49);
     for case in cases {
         let (found, _) = trained(&case.spec, &params, &gradients, &case.rates, params.len());
         for (index, (found, expected)) in found.iter().zip(&case.expected).enumerate() {

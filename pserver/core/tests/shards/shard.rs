@@ -573,6 +573,34 @@ fn the_mean_is_added_to_an_averaged_tensor() {
     assert_eq!(**shard.parameters().values[1], [14.0, 18.0]);
 }
 
+/// A group has its own weight decay and factor of the learning rate; frozen parameters keep their bits, and have no part
+/// in the gradient's norm.
+#[test]
+fn groups_of_parameters_have_their_own_settings() {
+    let optimizer: OptimizerSpec = toml::from_str(
+        "weight_decay = 0.5\nclip_norm = 100\n\
+         groups = [{ parameters = ['*.bias'], weight_decay = 0 }, \
+                   { parameters = ['head.weight'], learning_rate = 0.25 }, \
+                   { parameters = ['body.*'], frozen = true }]",
+    )
+    .unwrap();
+    let names = ["body.weight", "head.weight", "head.bias", "scale"];
+    let params = names.map(|name| ParamSpec::new(name, &[2])).to_vec();
+    let layout = Arc::new(Layout::new(optimizer.grouped(params).unwrap()));
+    let rules = Rules { lanes: 1, optimizer, ..rules(Mode::Sync) };
+    let rules =
+        Rules { learning_rate: LearningRateSpec { base: 1.0, ..rules.learning_rate }, ..rules };
+    let (snapshot, tables) = initial_values(&layout, vec![vec![4.0, 8.0]; 4], &rules);
+    let mut shard = SyncShard::restore(layout, snapshot, tables, rules);
+    let blocks = (0..4).map(|number| finite(number, &[1.0, 3.0])).collect();
+    let given = Contribution { records: 1, loss_sum: 0.0, checksum: 0, blocks, rows: Vec::new() };
+    offer(&mut shard, Version(0), 0, given, LaneEnd::MoreToCome).unwrap();
+    assert_eq!(shard.squares(), [(0, 0.0), (1, 10.0), (2, 10.0), (3, 10.0)]);
+    shard.finish_step(Some(5.0)).unwrap();
+    let values: Vec<_> = shard.parameters().values.iter().map(|it| it.to_vec()).collect();
+    assert_eq!(values, [[4.0, 8.0], [3.25, 6.25], [3.0, 5.0], [1.0, 1.0]]);
+}
+
 /// I6, I7: every interleaving of the contributions of three lanes to three steps, including repeated and
 /// late ones, to a depth of nine, leads through the same values.
 #[test]

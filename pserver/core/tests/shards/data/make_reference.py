@@ -1,7 +1,8 @@
 """Writes optimizers.json: results of the reference implementations for fixed gradients.
 
 PyTorch computes the rules that it provides, in double precision. FTRL-proximal follows algorithm 1 of
-McMahan et al. 2013 with the constants of TensorFlow's FtrlOptimizer, in numpy.
+McMahan et al. 2013 with the constants of TensorFlow's FtrlOptimizer, and Lion algorithm 2 of Chen et al. 2023, in
+numpy.
 
     pip install torch numpy && python make_reference.py
 """
@@ -50,6 +51,15 @@ def by_ftrl(params, gradients, rates, power=-0.5, l1=0.0, l2=0.0, start=0.1, wei
         z = z + g - sigma * w
         quadratic = n**-power / rate + 2.0 * l2
         w = numpy.where(abs(z) > l1, (numpy.sign(z) * l1 - z) / quadratic, 0.0)
+    return w.tolist()
+
+
+def by_lion(params, gradients, rates, beta1=0.9, beta2=0.99, weight_decay=0.0):
+    w, m = params.astype(numpy.float64), numpy.zeros(SIZE)
+    for gradient, rate in zip(gradients, rates):
+        g = gradient.astype(numpy.float64)
+        w = w - rate * (numpy.sign(beta1 * m + (1.0 - beta1) * g) + weight_decay * w)
+        m = beta2 * m + (1.0 - beta2) * g
     return w.tolist()
 
 
@@ -102,6 +112,46 @@ def torch_cases():
     yield "adamw", dict(), optim.AdamW, dict(weight_decay=0.0, **betas)
     yield "adamw", dict(weight_decay=wd), optim.AdamW, dict(weight_decay=wd, **betas)
 
+    yield "adam", dict(decoupled=True, weight_decay=wd), optim.AdamW, dict(weight_decay=wd, **betas)
+    psi = single(4e-3)
+    yield "nadam", dict(), optim.NAdam, dict(momentum_decay=psi, **betas)
+    yield (
+        "nadam",
+        dict(beta1=half, beta2=most, momentum_decay=half, weight_decay=wd),
+        optim.NAdam,
+        dict(betas=(half, most), eps=eps, momentum_decay=half, weight_decay=wd),
+    )
+    yield (
+        "nadam",
+        dict(decoupled=True, weight_decay=wd),
+        optim.NAdam,
+        dict(momentum_decay=psi, weight_decay=wd, decoupled_weight_decay=True, **betas),
+    )
+    yield "radam", dict(), optim.RAdam, betas
+    yield (
+        "radam",
+        dict(beta1=half, beta2=most, epsilon=single(0.01), weight_decay=wd),
+        optim.RAdam,
+        dict(betas=(half, most), eps=single(0.01), weight_decay=wd),
+    )
+    yield (
+        "radam",
+        dict(decoupled=True, weight_decay=wd),
+        optim.RAdam,
+        dict(weight_decay=wd, decoupled_weight_decay=True, **betas),
+    )
+
+
+def lion_cases():
+    """Job-file keys, arguments of by_lion."""
+    b1, b2, wd = single(0.9), single(0.99), single(0.05)
+    half, most = single(0.5), single(0.8)
+    yield dict(), dict(beta1=b1, beta2=b2)
+    yield (
+        dict(beta1=half, beta2=most, weight_decay=wd),
+        dict(beta1=half, beta2=most, weight_decay=wd),
+    )
+
 
 def ftrl_cases():
     """Job-file keys, arguments of by_ftrl."""
@@ -128,6 +178,9 @@ def main():
     for keys, arguments in ftrl_cases():
         expected = by_ftrl(params, gradients, constant, **arguments)
         cases.append(dict(spec=dict(kind="ftrl", **keys), rates=constant, expected=expected))
+    for keys, arguments in lion_cases():
+        expected = by_lion(params, gradients, constant, **arguments)
+        cases.append(dict(spec=dict(kind="lion", **keys), rates=constant, expected=expected))
     document = dict(
         made_by=f"make_reference.py with torch {torch.__version__}, numpy {numpy.__version__}",
         params=params.tolist(),
