@@ -8,6 +8,7 @@ pub mod code;
 pub mod columns;
 pub mod compression;
 pub mod contribution;
+pub mod course;
 pub mod dataset;
 pub mod durations;
 pub mod elastic;

@@ -232,6 +232,49 @@ pub struct EvaluationRecord {
     #[serde(deserialize_with = "nan_if_null")]
     pub metric: f64,
     pub metric_name: String,
+    /// What follows from this evaluation and those before; only if evaluations decide about the course of the job.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub course: Option<Course>,
+    /// The parameters, if they were written because they are the best so far.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<KeptModel>,
+}
+
+/// What follows from the evaluations of a job so far.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Course {
+    /// The best evaluation, which may be the latest.
+    pub best: Best,
+    /// Evaluations since the last improvement by at least `evaluation.min_delta`.
+    pub without_improvement: u32,
+    /// The number to which the latest improvement led.
+    #[serde(deserialize_with = "nan_if_null")]
+    pub improved: f64,
+    /// The pass before which training ends early.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub end: Option<Pass>,
+}
+
+/// An evaluation to which others are compared.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Best {
+    /// Finished passes.
+    pub pass: Pass,
+    pub version: Version,
+    #[serde(deserialize_with = "nan_if_null")]
+    pub loss: f64,
+    #[serde(deserialize_with = "nan_if_null")]
+    pub metric: f64,
+    /// The parameters, if the job keeps the best ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<KeptModel>,
+}
+
+/// A model that was written after an evaluation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptModel {
+    pub url: String,
+    pub parameters_sha256: String,
 }
 
 fn nan_if_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
@@ -440,6 +483,10 @@ pub struct ResultRecord {
     /// When the job ended, by the clock of its master.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended_unix_ms: Option<u64>,
+    /// The best evaluation, if evaluations decided about the course of the job. Its parameters are the model if the job
+    /// keeps the best ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub best: Option<Best>,
 }
 
 impl ResultRecord {
@@ -541,6 +588,8 @@ mod tests {
                 loss,
                 metric: 0.5,
                 metric_name: "accuracy".to_owned(),
+                course: None,
+                model: None,
             };
             let text = serde_json::to_string(&written).unwrap();
             let read: EvaluationRecord = serde_json::from_str(&text).unwrap();
@@ -564,6 +613,8 @@ mod tests {
                 loss,
                 metric: 0.0,
                 metric_name: String::new(),
+                course: None,
+                model: None,
             };
             let text = serde_json::to_string(&written).unwrap();
             let read: EvaluationRecord = serde_json::from_str(&text).unwrap();

@@ -497,6 +497,70 @@ pub struct EvaluationSpec {
     /// Passes between evaluations; the model is always evaluated after the last pass.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub every_passes: Option<u32>,
+    /// Evaluations without an improvement after which training ends; never when absent. Synchronous mode only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub patience: Option<u32>,
+    /// The least change that is an improvement.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_delta: Option<f64>,
+    /// The number that is to improve.
+    #[serde(default, skip_serializing_if = "Monitor::is_default")]
+    pub monitor: Monitor,
+    /// The direction in which the metric improves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub goal: Option<Goal>,
+    /// The parameters that are the result. Synchronous mode only for `best`.
+    #[serde(default, skip_serializing_if = "Keep::is_default")]
+    pub keep: Keep,
+}
+
+impl EvaluationSpec {
+    /// Returns whether evaluations decide about the course of the job, so that a pass begins only after that of the pass
+    /// before.
+    pub fn decides(&self) -> bool {
+        self.patience.is_some() || self.keep == Keep::Best
+    }
+}
+
+/// The number of an evaluation that is to improve.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Monitor {
+    #[default]
+    Loss,
+    /// The metric of the model.
+    Metric,
+}
+
+impl Monitor {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// The direction in which a number improves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Goal {
+    Max,
+    Min,
+}
+
+/// The parameters that are the result of a job.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Keep {
+    /// Those after the last step.
+    #[default]
+    Last,
+    /// Those with the best evaluation.
+    Best,
+}
+
+impl Keep {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// When checkpoints are taken and how many are kept.

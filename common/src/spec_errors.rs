@@ -6,7 +6,9 @@ use std::collections::BTreeSet;
 use crate::compression::Compression;
 use crate::models::{self, BuiltIn, Inputs, PYTHON};
 use crate::optimizer_errors;
-use crate::spec::{DataFormat, Header, JobSpec, LANES_MAX, Mode, TableSpec, Transform};
+use crate::spec::{
+    DataFormat, Header, JobSpec, Keep, LANES_MAX, Mode, Monitor, TableSpec, Transform,
+};
 
 /// An error in the values of a job file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,6 +85,7 @@ impl JobSpec {
         self.dataset_errors(&mut errors);
         self.model_errors(&mut errors);
         self.interval_errors(&mut errors);
+        self.course_errors(&mut errors);
         self.gradient_errors(&mut errors);
         errors.extend(optimizer_errors::optimizer(&self.optimizer));
         errors.extend(optimizer_errors::learning_rate(&self.learning_rate));
@@ -240,6 +243,60 @@ impl JobSpec {
                 &["evaluation.every_passes"],
                 "`evaluation.every_passes` must be at least 1",
             ));
+        }
+    }
+
+    /// Adds the errors of what depends on evaluations.
+    fn course_errors(&self, errors: &mut Vec<SpecError>) {
+        let evaluation = &self.evaluation;
+        let mut error = |keys: &[&str], text: &str| errors.push(SpecError::new(keys, text));
+        let (by_patience, by_keep) = (evaluation.patience.is_some(), evaluation.keep == Keep::Best);
+        for (key, _) in [("patience", by_patience), ("keep", by_keep)].iter().filter(|it| it.1) {
+            let key = format!("evaluation.{key}");
+            if self.mode == Mode::Async {
+                let text = format!(
+                    "`{key}` needs mode = \"sync\"; an asynchronous job is evaluated at its end only"
+                );
+                error(&[&key, "mode"], &text);
+            }
+            if evaluation.fraction == 0.0 {
+                let text = format!("`{key}` needs held-out records: set `evaluation.fraction`");
+                error(&[&key, "evaluation.fraction"], &text);
+            }
+            if self.passes.is_none() {
+                let text = format!("`{key}` needs `passes`: evaluations follow passes");
+                error(&[&key, "passes"], &text);
+            }
+        }
+        if evaluation.patience == Some(0) {
+            error(&["evaluation.patience"], "`evaluation.patience` must be at least 1");
+        }
+        if evaluation.min_delta.is_some_and(|it| !it.is_finite() || it < 0.0) {
+            let text = "`evaluation.min_delta` must be finite and at least 0";
+            error(&["evaluation.min_delta"], text);
+        }
+        if evaluation.min_delta.is_some() && !by_patience {
+            let text = "`evaluation.min_delta` applies only with `evaluation.patience`; remove it";
+            error(&["evaluation.min_delta", "evaluation.patience"], text);
+        }
+        let by_metric = evaluation.monitor == Monitor::Metric;
+        if by_metric && !evaluation.decides() {
+            let text = "`evaluation.monitor` applies only with `evaluation.patience` or \
+                        `evaluation.keep`; remove it";
+            error(&["evaluation.monitor"], text);
+        }
+        match (by_metric, evaluation.goal) {
+            (true, None) => {
+                let text = "`evaluation.monitor` = \"metric\" needs `evaluation.goal`: \"max\" for an accuracy, \
+                            \"min\" for an error";
+                error(&["evaluation.goal", "evaluation.monitor"], text);
+            }
+            (false, Some(_)) => {
+                let text = "`evaluation.goal` applies to `evaluation.monitor` = \"metric\" only: a loss is \
+                            to fall; remove it";
+                error(&["evaluation.goal", "evaluation.monitor"], text);
+            }
+            (true, Some(_)) | (false, None) => {}
         }
     }
 

@@ -14,8 +14,8 @@ use steadfast_common::finite::are_finite;
 use steadfast_common::ids::{Lane, Pass, TaskId, Version};
 use steadfast_common::layout::Layout;
 use steadfast_common::position::Position;
-use steadfast_common::records::EvaluationRecord;
-use steadfast_common::spec::JobSpec;
+use steadfast_common::records::{Best, EvaluationRecord, KeptModel};
+use steadfast_common::spec::{JobSpec, Keep};
 use steadfast_common::status::TimeBreakdown;
 use steadfast_common::table::{RANGES, RangeDigest};
 use steadfast_host::task::in_place;
@@ -34,6 +34,7 @@ use tokio::sync::watch;
 use tracing::{info, info_span, warn};
 
 use crate::activity::SharedActivity;
+use crate::course::Evaluations;
 use crate::current::Current;
 use crate::metrics::Metrics;
 use crate::tasks::{TaskError, Tasks};
@@ -42,6 +43,9 @@ use crate::tasks::{TaskError, Tasks};
 /// and no more than are known to fit into so many bytes.
 const RANGES_AT_ONCE: usize = 16;
 const RANGES_BYTES: usize = 64 << 20;
+
+/// The object with the model of a job.
+const MODEL: &str = "model.safetensors";
 
 /// The shared state of a running trainer.
 pub struct Context {
@@ -54,6 +58,7 @@ pub struct Context {
     /// The parameters, for the program in whose process this trainer runs.
     pub current: Current,
     pub pushing: Pushing,
+    pub evaluations: Evaluations,
     /// Held-out tasks that the master gave up. The mutex guards only this set.
     pub held_out_given_up: Mutex<BTreeSet<TaskId>>,
 }
@@ -309,6 +314,8 @@ impl Context {
             loss: sums.mean_loss().unwrap_or(0.0),
             metric: sums.metric(&metric).unwrap_or(0.0),
             metric_name: metric.name.to_owned(),
+            course: None,
+            model: None,
         }
     }
 
@@ -316,6 +323,122 @@ impl Context {
     pub fn evaluates_after(&self, passes: u32) -> bool {
         let every = self.spec().evaluation.every_passes.unwrap_or(1);
         passes.is_multiple_of(every) && !self.tasks.dataset().manifest().held_out.is_empty()
+    }
+
+    /// Returns whether the course of the job depends on an evaluation at this position: training goes on, or the job
+    /// ends, only when that is known.
+    pub fn is_decisive(&self, position: &Position) -> bool {
+        let spec = self.spec();
+        let (pass, begins) = (position.pass.0, position.version == position.pass_start);
+        let is_due = self.evaluates_after(pass) || spec.passes == Some(pass);
+        spec.evaluation.decides() && 0 < pass && begins && is_due
+    }
+
+    /// Evaluates the parameters at a position on which the course of the job depends; writes them, if the job keeps the
+    /// best and they are the best so far; and reports them. Errors that another attempt may not have are only logged.
+    ///
+    /// # Errors
+    /// A rejection by the master, another generation, the end of the job, or an error of the model's code.
+    pub async fn decide(
+        &self,
+        parameters: &Parameters,
+        position: &Position,
+        generation: &GenerationClient,
+    ) -> Result<(), TrainError> {
+        let Evaluated { sums, failed } = self.evaluate(parameters, generation).await?;
+        if let Some(error) = failed {
+            warn!(%error, "evaluation failed; retrying");
+            return Ok(());
+        }
+        let mut record = self.evaluation_record(&sums, position);
+        if sums.records == 0 {
+            // All of its tasks are given up.
+            (record.loss, record.metric) = (f64::NAN, f64::NAN);
+        }
+        let (rules, before) = (&self.spec().evaluation, self.evaluations.latest());
+        let decided = rules.decided(before.as_ref(), record.clone());
+        let best = decided.course.map(|course| course.best);
+        let is_best = best.is_some_and(|best| best.version == position.version);
+        if rules.keep == Keep::Best && is_best {
+            let name = format!("best-{}-{:012}.safetensors", self.spec().name, position.version.0);
+            record.model = match self.write_model(parameters, &[], &name).await {
+                Ok(kept) => Some(kept),
+                Err(TrainError::Store(error)) => {
+                    warn!(%error, "cannot save the best parameters so far; retrying");
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
+            };
+        }
+        let is_replaced = record.model.is_some();
+        generation.report_evaluation(record).await?;
+        let replaced = before.and_then(|it| it.course).and_then(|course| course.best.model);
+        if let Some(replaced) = replaced.filter(|_| is_replaced) {
+            self.delete_kept(&replaced).await;
+        }
+        Ok(())
+    }
+
+    /// Deletes a model that is no longer the best one.
+    async fn delete_kept(&self, model: &KeptModel) {
+        let name = model.url.rsplit('/').next().unwrap_or_default();
+        let deleted = match self.store.child(name) {
+            Ok(place) => place.delete().await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = deleted {
+            warn!(%error, model = model.url, "cannot delete a model that is not the best any more");
+        }
+    }
+
+    /// Writes a model file into the store.
+    async fn write_model(
+        &self,
+        parameters: &Parameters,
+        ranges: &[RangeDigest],
+        name: &str,
+    ) -> Result<KeptModel, TrainError> {
+        let values = parameters.values();
+        let sha256 = self.layout().digest(values, ranges);
+        let place = self.store.child(name)?;
+        let spec = self.spec();
+        let about =
+            ModelFile { job: &spec.name, model: &spec.model.kind, parameters_sha256: &sha256 };
+        place.write(encode_model(self.layout(), values, about)?).await?;
+        info!(model = place.url(), sha256, "model saved");
+        Ok(KeptModel { url: place.url().to_owned(), parameters_sha256: sha256 })
+    }
+
+    /// Returns the best parameters of the job as they were written, if the job keeps them and they are not those of
+    /// `position`.
+    fn kept_best(&self, position: &Position) -> Option<(Best, KeptModel)> {
+        let spec = &self.spec().evaluation;
+        let latest = self.evaluations.latest().filter(|_| spec.keep == Keep::Best)?;
+        let best = latest.course?.best;
+        let model = best.model.clone().filter(|_| best.version != position.version)?;
+        Some((best, model))
+    }
+
+    /// Copies the best parameters to the place of the job's model; returns them.
+    async fn write_best(&self, best: Best, kept: &KeptModel) -> Result<SavedModel, TrainError> {
+        let name = kept.url.rsplit('/').next().unwrap_or_default();
+        let bytes = self.store.child(name)?.read().await?;
+        let place = self.store.child(MODEL)?;
+        place.write(bytes).await?;
+        let sha256 = kept.parameters_sha256.clone();
+        info!(model = place.url(), sha256, version = best.version.0, "the best model saved");
+        let evaluation = EvaluationRecord {
+            pass: best.pass,
+            version: best.version,
+            records: 0,
+            loss: best.loss,
+            metric: best.metric,
+            metric_name: self.model.metric().name.to_owned(),
+            course: None,
+            model: None,
+        };
+        let url = place.url().to_owned();
+        Ok(SavedModel { url, parameters_sha256: sha256, evaluation: Some(evaluation) })
     }
 
     /// Takes part in the election of the saver until the job has ended; evaluates and writes the model if
@@ -361,19 +484,23 @@ impl Context {
             return Ok(());
         }
         self.activity.note(|activity| activity.description = "writing the model");
-        let values = trained.parameters.values();
-        let ranges = self.save_tables(generation).await?;
-        let sha256 = self.layout().digest(values, &ranges);
-        let place = self.store.child("model.safetensors")?;
-        let spec = self.spec();
-        let about =
-            ModelFile { job: &spec.name, model: &spec.model.kind, parameters_sha256: &sha256 };
-        place.write(encode_model(self.layout(), values, about)?).await?;
-        info!(model = place.url(), sha256, "model saved");
-        let evaluation =
-            (0 < sums.records).then(|| self.evaluation_record(&sums, &trained.position));
-        let url = place.url().to_owned();
-        election.finish(SavedModel { url, parameters_sha256: sha256, evaluation }).await?;
+        let kept = self.kept_best(&trained.position);
+        let saved = match &kept {
+            Some((best, kept)) => self.write_best(best.clone(), kept).await?,
+            None => {
+                let ranges = self.save_tables(generation).await?;
+                let written = self.write_model(&trained.parameters, &ranges, MODEL).await?;
+                let KeptModel { url, parameters_sha256 } = written;
+                let evaluation =
+                    (0 < sums.records).then(|| self.evaluation_record(&sums, &trained.position));
+                SavedModel { url, parameters_sha256, evaluation }
+            }
+        };
+        election.finish(saved).await?;
+        let best = self.evaluations.latest().and_then(|it| it.course?.best.model);
+        if let Some(best) = best {
+            self.delete_kept(&best).await;
+        }
         Ok(())
     }
 

@@ -16,6 +16,7 @@ mod activity;
 mod async_loop;
 mod buffers;
 mod context;
+mod course;
 mod current;
 mod dataset;
 mod metrics;

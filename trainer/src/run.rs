@@ -12,7 +12,7 @@ use steadfast_common::keys::Keys;
 use steadfast_common::layout::{ParamSpec, UpdateRule};
 use steadfast_common::role::Role;
 use steadfast_common::schedule::{LaneSchedule, mini_batches};
-use steadfast_common::spec::{JobSpec, Mode};
+use steadfast_common::spec::{JobSpec, Keep, Mode};
 use steadfast_coord::{CoordError, Etcd};
 use steadfast_host::random;
 use steadfast_host::time::{sleep, timeout};
@@ -32,6 +32,7 @@ use uuid::Uuid;
 use crate::activity::SharedActivity;
 use crate::async_loop::{self, Ending};
 use crate::context::{Context, Pushing, TrainError};
+use crate::course::Evaluations;
 use crate::current::Current;
 use crate::dataset::Dataset;
 use crate::metrics::Metrics;
@@ -300,6 +301,7 @@ impl Program<'_> {
             false => Dataset::of(manifest),
             true => Dataset::stream(manifest, self.etcd, self.keys, &spec.name, &store).await?,
         };
+        let evaluations = Evaluations::follow(&spec.evaluation, self.etcd, self.keys).await?;
         let tasks = Tasks::new(dataset, options, spec.seed, model.clone(), in_use);
         let checked = registration.check_code(&model.modules(), self.accept_code_change).await;
         checked.map_err(not_registered)?;
@@ -314,6 +316,7 @@ impl Program<'_> {
             activity: self.activity.clone(),
             current: self.current.clone(),
             pushing: Pushing::default(),
+            evaluations,
             held_out_given_up: Mutex::default(),
         })
     }
@@ -322,6 +325,10 @@ impl Program<'_> {
 /// Checks that the model has every table for which the job has settings.
 fn check_tables(spec: &JobSpec, parameters: &[ParamSpec]) -> Result<(), Failure> {
     let tables = parameters.iter().filter(|param| param.table.is_some());
+    if spec.evaluation.keep == Keep::Best && 0 < tables.clone().count() {
+        let text = "`evaluation.keep` = \"best\" does not apply to a model with embedding tables; remove it";
+        return Err(Failure::invalid(text));
+    }
     let known: Vec<&str> = tables.map(|param| &param.name[..]).collect();
     let Some(unknown) = spec.tables.keys().find(|name| !known.contains(&&name[..])) else {
         return Ok(());

@@ -71,12 +71,20 @@ pub async fn train(
         evaluation: TaskSet::default(),
     };
     let mut position = worker.begin().await?;
-    while !worker.is_last(&position) {
+    loop {
         if worker.is_idle() {
             position = worker.begin().await?;
             continue;
         }
         follower.report(position);
+        match worker.course_decided(&position).await? {
+            Entered::Pass => {}
+            Entered::End => break,
+            Entered::Idle => continue,
+        }
+        if worker.is_last(&position) {
+            break;
+        }
         match worker.enter(position.pass).await? {
             Entered::Pass => {}
             Entered::End => break,
@@ -203,6 +211,45 @@ impl Worker<'_> {
         spec.passes.is_some_and(|passes| passes <= position.pass.0)
             || spec.steps.is_some_and(|steps| steps <= position.version.0)
             || self.context.tasks.dataset().is_over(position.pass)
+    }
+
+    /// Waits until the evaluation at a position is known, if the course of the job depends on it. The trainer with the
+    /// first lane evaluates; the parameters of the position stay on the pservers until it has done so, and another one
+    /// does if it dies.
+    async fn course_decided(&mut self, position: &Position) -> Result<Entered, TrainError> {
+        let context = self.context;
+        if !context.is_decisive(position) {
+            return Ok(Entered::Pass);
+        }
+        loop {
+            let assigned = self.assignment.borrow_and_update().lanes.clone();
+            let is_ours = assigned.first() == Some(&Lane(0));
+            let is_known = context.evaluations.latest().is_some_and(|it| position.pass <= it.pass);
+            if context.evaluations.is_over(position.pass) {
+                return Ok(Entered::End);
+            }
+            if is_known {
+                return Ok(Entered::Pass);
+            }
+            if assigned.is_empty() {
+                return Ok(Entered::Idle);
+            }
+            context.activity.note(|activity| {
+                activity.description = if is_ours { "evaluating" } else { "waiting for the evaluation" };
+            });
+            if is_ours {
+                context.decide(&self.parameters, position, self.generation).await?;
+            }
+            tokio::select! {
+                biased;
+                () = context.evaluations.known(position.pass) => {}
+                changed = self.assignment.changed() => {
+                    changed.map_err(|_| ClientError::NewGeneration)?;
+                }
+                () = context.session.job_ended() => return Err(ClientError::JobEnded.into()),
+                () = sleep(RETRY), if is_ours => {}
+            }
+        }
     }
 
     /// Waits for the records of a pass: those of a stream may not exist yet.
@@ -599,6 +646,7 @@ impl Worker<'_> {
             evaluated.map_err(|error| TrainError::TaskFailed(error.to_string()))??;
         }
         let is_due = begins && is_ours && self.context.evaluates_after(position.pass.0);
+        let is_due = is_due && !self.context.spec().evaluation.decides();
         if !is_due || !self.evaluation.is_empty() {
             return Ok(());
         }

@@ -338,6 +338,7 @@ mod tests {
             discarded: Discarded::default(),
             left_out: LeftOut::default(),
             ended_unix_ms: None,
+            best: None,
         }
     }
 

@@ -248,6 +248,7 @@ job digits: training (synchronous)
             discarded: Discarded::default(),
             left_out: LeftOut::default(),
             ended_unix_ms: None,
+            best: None,
         };
         let text = text(&without_master(Some(result)).document(), 0);
         let expected = "job digits: failed (synchronous)\n  reason      all tasks were discarded\n  \

@@ -58,6 +58,8 @@ pub fn training() -> JobStatus {
             loss: 0.1,
             metric: 0.971,
             metric_name: "accuracy".to_owned(),
+            course: None,
+            model: None,
         }),
         master: MasterStatus { address: "127.0.0.1:4000".to_owned(), epoch: 9 },
         slots: vec![

@@ -203,6 +203,8 @@ impl GenerationClient {
 }
 
 pub(crate) fn evaluation(record: EvaluationRecord) -> v1::Evaluation {
+    let (model, parameters_sha256) =
+        record.model.map(|it| (it.url, it.parameters_sha256)).unwrap_or_default();
     v1::Evaluation {
         pass: record.pass.0,
         version: record.version.0,
@@ -210,6 +212,8 @@ pub(crate) fn evaluation(record: EvaluationRecord) -> v1::Evaluation {
         loss: record.loss,
         metric: record.metric,
         metric_name: record.metric_name,
+        model,
+        parameters_sha256,
     }
 }
 

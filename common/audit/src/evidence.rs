@@ -10,7 +10,9 @@ use steadfast_common::given_up::GivenUpRecord;
 use steadfast_common::ids::{Generation, Lane, Pass, Slot, TaskId};
 use steadfast_common::keys::Keys;
 use steadfast_common::position::Position;
-use steadfast_common::records::{CheckpointRecord, GenerationRecord, QueueSnapshot, ResultRecord};
+use steadfast_common::records::{
+    CheckpointRecord, Course, EvaluationRecord, GenerationRecord, QueueSnapshot, ResultRecord,
+};
 use steadfast_common::spec::JobSpec;
 use steadfast_common::stream::{StreamPassRecord, StreamRecord};
 
@@ -29,6 +31,8 @@ pub struct Evidence {
     /// All generations so far, ascending.
     pub generations: Vec<GenerationRecord>,
     pub result: Option<ResultRecord>,
+    /// The latest evaluation, on which the course of a job may depend.
+    pub evaluation: Option<EvaluationRecord>,
     /// Accepted changes of the code of the model.
     pub code_changes: Vec<CodeChange>,
 }
@@ -95,9 +99,12 @@ impl Evidence {
     ) -> Result<Self, BadValue> {
         let (mut stream, mut generations) = (StreamEvidence::default(), Vec::new());
         let (mut discarded, mut result, mut code) = (BTreeMap::new(), None, CodeRecord::default());
+        let mut evaluation = None;
         for (key, value) in values {
             if key == keys.result() {
                 result = Some(parse(key, value)?);
+            } else if key == keys.evaluation() {
+                evaluation = Some(parse(key, value)?);
             } else if key == keys.code() {
                 code = parse(key, value)?;
             } else if key == keys.stream() {
@@ -119,6 +126,7 @@ impl Evidence {
             discarded,
             generations,
             result,
+            evaluation,
             code_changes: code.changes,
         })
     }
@@ -131,8 +139,14 @@ impl Evidence {
 
     /// Returns the number of passes after which training ends, if it is known.
     pub(crate) fn passes(&self) -> Option<u32> {
-        let end = self.stream.as_ref().and_then(|stream| stream.record.end);
-        self.spec.passes.or(end.map(|end| end.0))
+        let of_stream = self.stream.as_ref().and_then(|stream| stream.record.end);
+        let ends = [of_stream, self.course().and_then(|course| course.end)];
+        ends.into_iter().flatten().map(|end| end.0).chain(self.spec.passes).min()
+    }
+
+    /// Returns what followed from the evaluations, if the course of the job depends on them.
+    pub(crate) fn course(&self) -> Option<&Course> {
+        self.evaluation.as_ref()?.course.as_ref()
     }
 
     /// Returns the first pass whose records are known and are listed in every slot.

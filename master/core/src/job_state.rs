@@ -6,7 +6,7 @@ use std::sync::Arc;
 use steadfast_common::given_up::GivenUpRecord;
 use steadfast_common::ids::{Pass, TaskId};
 use steadfast_common::records::{
-    CheckpointRecord, EvaluationRecord, GenerationRecord, InitRecord, ResultRecord,
+    CheckpointRecord, Course, EvaluationRecord, GenerationRecord, InitRecord, ResultRecord,
 };
 use steadfast_common::spec::Mode;
 use steadfast_common::stream::{StreamPassRecord, StreamRecord};
@@ -114,6 +114,11 @@ impl JobState {
             }
             Fact::Result(result) => self.result = Some(ResultRecord::clone(result)),
         }
+    }
+
+    /// Returns what follows from the evaluations, if they decide about the course of the job.
+    pub fn course(&self) -> Option<&Course> {
+        self.evaluation.as_ref()?.course.as_ref()
     }
 
     /// Returns the given-up tasks of a synchronous job, those of an asynchronous one, and held-out ones.

@@ -3,7 +3,9 @@
 use steadfast_common::given_up::{Discarded, DiscardedTask, GivenUpRecord, LISTED_MAX};
 use steadfast_common::ids::{Generation, TaskId, TrainerId};
 use steadfast_common::machine::Moment;
-use steadfast_common::records::{CheckpointRecord, DispatchRecord, JobOutcome, ResultRecord};
+use steadfast_common::records::{
+    CheckpointRecord, DispatchRecord, EvaluationRecord, JobOutcome, ResultRecord,
+};
 use steadfast_common::spec::Mode;
 use steadfast_common::status::TimeBreakdown;
 use steadfast_master_core::election::{self, InitReply};
@@ -52,7 +54,7 @@ impl TrainingJob {
             Event::Evaluated { generation, trainer, evaluation, reply } => {
                 let answer = self.check_caller(generation, trainer);
                 if answer.is_ok() {
-                    self.add(Fact::Evaluation(Some(evaluation)), decision);
+                    self.evaluated(evaluation, decision);
                 }
                 Answer::Done(reply, answer)
             }
@@ -302,6 +304,7 @@ impl TrainingJob {
             discarded: self.discarded(state),
             left_out: state.stream.record.left_out.clone(),
             ended_unix_ms: Some(moment.unix_ms),
+            best: None,
         };
         self.add(Fact::Result(Box::new(result)), decision);
     }
@@ -326,6 +329,21 @@ impl TrainingJob {
             false => u64::from(state.ledger.queues().done) * records / u64::from(tasks.max(1)),
         };
         before + done
+    }
+
+    /// Adds an evaluation. One that decides about the course of the job is counted once: a trainer repeats it if it does
+    /// not know that another one was first.
+    fn evaluated(&mut self, evaluation: EvaluationRecord, decision: &mut Decision) {
+        let rules = &self.job.record.spec.evaluation;
+        let known = self.state.evaluation.as_ref();
+        if rules.decides() && known.is_some_and(|known| evaluation.pass <= known.pass) {
+            return;
+        }
+        let evaluation = rules.decided(known, evaluation);
+        if let Some(end) = evaluation.course.as_ref().and_then(|course| course.end) {
+            info!(passes = end.0, "training ends early: the evaluations do not improve");
+        }
+        self.add(Fact::Evaluation(Some(evaluation)), decision);
     }
 
     fn begin_init(
@@ -385,11 +403,11 @@ impl TrainingJob {
         }
         let list = result.discarded.list.take();
         result.discarded = Discarded { list, ..self.discarded(&self.state) };
-        let stream = &self.state.stream.record;
-        if let Some(passes) = self.job.record.spec.passes.or(stream.end.map(|end| end.0)) {
-            result.passes = passes;
+        if self.limits.passes != u32::MAX {
+            result.passes = self.limits.passes;
         }
-        result.left_out.clone_from(&stream.left_out);
+        result.left_out.clone_from(&self.state.stream.record.left_out);
+        result.best = self.state.course().map(|course| course.best.clone());
         // Another checkpoint of the final parameters may have replaced the one that was taken for the result, which may
         // then have been deleted.
         if result.checkpoint.is_some() {

@@ -142,7 +142,8 @@ impl TrainingJob {
         if record.kept.is_empty() {
             let start = manifest.map(|it| it.position).unwrap_or_default();
             let evaluated = self.state.evaluation.as_ref();
-            if evaluated.is_some_and(|it| start.version < it.version) {
+            // Decisions about the course stay: training comes to the same parameters again.
+            if evaluated.is_some_and(|it| start.version < it.version && it.course.is_none()) {
                 // Its parameters are discarded.
                 self.add(Fact::Evaluation(None), decision);
             }

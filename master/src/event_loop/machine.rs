@@ -270,7 +270,9 @@ pub(crate) fn holders(state: &JobState) -> BTreeSet<TrainerId> {
 
 /// Returns the number of passes after which training ends; `u32::MAX` as long as it is not known.
 fn last_pass(spec: &JobSpec, state: &JobState) -> u32 {
-    spec.passes.or(state.stream.record.end.map(|end| end.0)).unwrap_or(u32::MAX)
+    let ends = [state.stream.record.end, state.course().and_then(|course| course.end)];
+    let ends = ends.into_iter().flatten().map(|end| end.0);
+    ends.chain(spec.passes).min().unwrap_or(u32::MAX)
 }
 
 fn limits(spec: &JobSpec, state: &JobState) -> Limits {

@@ -7,7 +7,7 @@ use steadfast_common::given_up::Discarded;
 use steadfast_common::ids::{
     Attempt, Generation, Lane, Pass, RequestId, TaskId, TrainerId, Version,
 };
-use steadfast_common::records::{EvaluationRecord, JobOutcome, ResultRecord};
+use steadfast_common::records::{EvaluationRecord, JobOutcome, KeptModel, ResultRecord};
 use steadfast_common::status::TimeBreakdown;
 use steadfast_common::stream::LeftOut;
 use steadfast_host::time::{Instant, timeout, unix_ms};
@@ -286,6 +286,7 @@ impl Master for Service {
             discarded: Discarded::default(),
             left_out: LeftOut::default(),
             ended_unix_ms: Some(unix_ms()),
+            best: None,
         });
         let ActingHandles { handle, checkpoints, store, .. } = self.acting()?;
         // The final checkpoint keeps the parameters and their position after the pservers exit. The job ends
@@ -408,6 +409,9 @@ fn evaluation(wire: Evaluation) -> EvaluationRecord {
         loss: wire.loss,
         metric: wire.metric,
         metric_name: wire.metric_name,
+        course: None,
+        model: (!wire.model.is_empty())
+            .then_some(KeptModel { url: wire.model, parameters_sha256: wire.parameters_sha256 }),
     }
 }
 

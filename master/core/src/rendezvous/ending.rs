@@ -146,5 +146,6 @@ fn ended(state: JobOutcome, reason: Option<String>) -> Fact {
         discarded: Discarded::default(),
         left_out: LeftOut::default(),
         ended_unix_ms: None,
+        best: None,
     }))
 }

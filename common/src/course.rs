@@ -1,0 +1,132 @@
+//! The course of a job as its evaluations decide it: when training ends early, and which parameters are the best.
+
+use crate::records::{Best, Course, EvaluationRecord};
+use crate::spec::{EvaluationSpec, Goal, Monitor};
+
+impl EvaluationSpec {
+    /// Returns the record with what follows from it, given the record of the evaluation before.
+    #[must_use]
+    pub fn decided(
+        &self,
+        before: Option<&EvaluationRecord>,
+        record: EvaluationRecord,
+    ) -> EvaluationRecord {
+        if !self.decides() {
+            return record;
+        }
+        let EvaluationRecord { pass, version, loss, metric, .. } = record;
+        let present = Best { pass, version, loss, metric, model: record.model.clone() };
+        let value = self.monitored(&present);
+        let course = match before.and_then(|before| before.course.as_ref()) {
+            None => Course { best: present, improved: value, without_improvement: 0, end: None },
+            Some(course) => self.continued(course, present, value),
+        };
+        EvaluationRecord { course: Some(course), ..record }
+    }
+
+    fn continued(&self, course: &Course, present: Best, value: f64) -> Course {
+        let by = |least: f64, than: f64| {
+            // Nothing is compared with NaN, so a number that follows one is an improvement.
+            than.is_nan() && !value.is_nan() || least < self.gain(than, value)
+        };
+        let has_improved = by(self.min_delta.unwrap_or(0.0), course.improved);
+        let without_improvement = if has_improved { 0 } else { course.without_improvement + 1 };
+        let is_over = self.patience.is_some_and(|most| most <= without_improvement);
+        Course {
+            improved: if has_improved { value } else { course.improved },
+            without_improvement,
+            end: is_over.then_some(present.pass),
+            best: match by(0.0, self.monitored(&course.best)) {
+                true => present,
+                false => course.best.clone(),
+            },
+        }
+    }
+
+    /// Returns by how much a number is better than another one.
+    fn gain(&self, from: f64, to: f64) -> f64 {
+        match (self.monitor, self.goal) {
+            (Monitor::Metric, Some(Goal::Max)) => to - from,
+            (Monitor::Metric, Some(Goal::Min) | None) | (Monitor::Loss, _) => from - to,
+        }
+    }
+
+    fn monitored(&self, of: &Best) -> f64 {
+        match self.monitor {
+            Monitor::Loss => of.loss,
+            Monitor::Metric => of.metric,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::{Pass, Version};
+
+    /// Returns the courses after evaluations with these losses and metrics, one after each pass.
+    fn courses(spec: &str, values: &[(f64, f64)]) -> Vec<Course> {
+        let spec: EvaluationSpec = toml::from_str(spec).unwrap();
+        let mut latest: Option<EvaluationRecord> = None;
+        let course = |(pass, (loss, metric)): (u32, &(f64, f64))| {
+            let record = EvaluationRecord {
+                pass: Pass(pass),
+                version: Version(10 * u64::from(pass)),
+                records: 1,
+                loss: *loss,
+                metric: *metric,
+                metric_name: "accuracy".to_owned(),
+                course: None,
+                model: None,
+            };
+            latest = Some(spec.decided(latest.as_ref(), record));
+            latest.clone().and_then(|it| it.course)
+        };
+        (1..).zip(values).filter_map(course).collect()
+    }
+
+    fn ends(courses: &[Course]) -> Vec<Option<u32>> {
+        courses.iter().map(|it| it.end.map(|end| end.0)).collect()
+    }
+
+    #[test]
+    fn training_ends_after_as_many_evaluations_without_improvement() {
+        let losses = [5.0, 4.0, 4.5, 3.9, 3.9, 4.1].map(|loss| (loss, 0.0));
+        let found = courses("patience = 2", &losses);
+        assert_eq!(ends(&found), [None, None, None, None, None, Some(6)]);
+        assert_eq!(found[5].best.pass, Pass(4));
+        assert_eq!(ends(&courses("patience = 1", &losses))[2], Some(3));
+    }
+
+    #[test]
+    fn a_change_below_the_least_is_no_improvement_and_yet_may_be_the_best() {
+        let losses = [1.0, 0.95, 0.91, 0.85].map(|loss| (loss, 0.0));
+        let found = courses("patience = 9\nmin_delta = 0.1", &losses);
+        let without: Vec<u32> = found.iter().map(|it| it.without_improvement).collect();
+        assert_eq!(without, [0, 1, 2, 0]);
+        assert_eq!(found[2].best.pass, Pass(3));
+    }
+
+    #[test]
+    fn a_metric_improves_in_the_direction_of_its_goal() {
+        let metrics = [0.5, 0.7, 0.6].map(|metric| (0.0, metric));
+        let best = |goal: &str| {
+            let spec = format!("keep = 'best'\nmonitor = 'metric'\ngoal = '{goal}'");
+            courses(&spec, &metrics).last().map(|it| it.best.pass)
+        };
+        assert_eq!([best("max"), best("min")], [Some(Pass(2)), Some(Pass(1))]);
+    }
+
+    #[test]
+    fn a_number_is_better_than_none_and_none_never_better() {
+        let losses = [f64::NAN, 3.0, f64::NAN, 2.0].map(|loss| (loss, 0.0));
+        let found = courses("patience = 3", &losses);
+        let best: Vec<u32> = found.iter().map(|it| it.best.pass.0).collect();
+        assert_eq!(best, [1, 2, 2, 4]);
+    }
+
+    #[test]
+    fn without_patience_nothing_follows_from_evaluations() {
+        assert_eq!(courses("", &[(1.0, 1.0)]), []);
+    }
+}

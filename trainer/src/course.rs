@@ -1,0 +1,59 @@
+//! What the evaluations of a job decided so far, as etcd shows it.
+
+use steadfast_common::ids::Pass;
+use steadfast_common::keys::Keys;
+use steadfast_common::records::EvaluationRecord;
+use steadfast_common::spec::EvaluationSpec;
+use steadfast_coord::{CoordError, Etcd, Mirror, Range};
+
+/// The evaluations of a job.
+#[derive(Debug)]
+pub struct Evaluations {
+    /// Absent if nothing depends on them.
+    latest: Option<Mirror>,
+}
+
+impl Evaluations {
+    /// Starts to follow the evaluations of a job, if they decide about its course.
+    ///
+    /// # Errors
+    /// If etcd does not answer.
+    pub async fn follow(
+        rules: &EvaluationSpec,
+        etcd: &Etcd,
+        keys: &Keys,
+    ) -> Result<Self, CoordError> {
+        let latest = match rules.decides() {
+            true => Some(Mirror::start(etcd, Range::Key(keys.evaluation())).await?),
+            false => None,
+        };
+        Ok(Self { latest })
+    }
+
+    /// Returns the latest evaluation that decides about the course of the job, as far as it is known.
+    pub fn latest(&self) -> Option<EvaluationRecord> {
+        self.latest.as_ref()?.view().single().ok().flatten()
+    }
+
+    /// Returns whether training ends before a pass, as far as it is known.
+    pub fn is_over(&self, pass: Pass) -> bool {
+        let course = self.latest().and_then(|it| it.course);
+        course.and_then(|course| course.end).is_some_and(|end| end <= pass)
+    }
+
+    /// Waits until the evaluation after `passes` passes, or a later one, is known.
+    pub async fn known(&self, passes: Pass) {
+        let Some(latest) = &self.latest else { return };
+        let mut changes = latest.subscribe();
+        loop {
+            changes.mark_unchanged();
+            if self.latest().is_some_and(|it| passes <= it.pass) {
+                return;
+            }
+            if changes.changed().await.is_err() {
+                // The mirror ends with the process.
+                return std::future::pending().await;
+            }
+        }
+    }
+}
