@@ -355,6 +355,50 @@ mod tests {
     }
 
     #[test]
+    fn a_group_that_sets_nothing_or_contradicts_itself_is_an_error() {
+        let group = |keys: &str| optimizer_errors(&format!("groups = [{{ {keys} }}]"));
+        assert_eq!(group("parameters = ['*.bias'], weight_decay = 0"), [""; 0]);
+        assert_eq!(group("parameters = ['a', 'b'], frozen = true"), [""; 0]);
+        for (keys, named) in [
+            ("parameters = [], frozen = true", "names no parameters"),
+            ("parameters = ['a']", "sets nothing"),
+            (
+                "parameters = ['a'], frozen = true, weight_decay = 1",
+                "`weight_decay` does not apply",
+            ),
+            ("parameters = ['a'], learning_rate = -1", "must be finite and at least 0"),
+        ] {
+            let found = group(keys);
+            assert!(found.len() == 1 && found[0].contains(named), "{keys}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn a_table_of_rates_and_factors_are_checked() {
+        for (keys, named) in [
+            ("schedule = 'table'", "`table` requires `learning_rate.points`"),
+            ("schedule = 'table'\npoints = [[1, 1], [1, 2]]", "must ascend"),
+            ("schedule = 'table'\npoints = [[0, -1]]", "has -1 at step 0"),
+            (
+                "schedule = 'table'\nbase = 0.5\npoints = [[0, 1]]",
+                "`learning_rate.base` does not apply",
+            ),
+            (
+                "schedule = 'one-cycle'\ndecay_steps = 9\nwarmup_steps = 1",
+                "has a warm-up of its own",
+            ),
+            (
+                "factors = [{ schedule = 'step', every_steps = 1 }]",
+                "requires `learning_rate.factors.gamma`",
+            ),
+            ("factors = [{ base = 0.5 }]", "`base` does not apply"),
+        ] {
+            let found = rate_errors(keys);
+            assert!(found.len() == 1 && found[0].contains(named), "{keys}: {found:?}");
+        }
+    }
+
+    #[test]
     fn a_schedule_reports_the_settings_that_it_lacks() {
         assert_eq!(
             rate_errors("schedule = \"cosine\""),

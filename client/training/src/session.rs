@@ -13,6 +13,7 @@ use steadfast_common::records::{JobRecord, TrainerRecord};
 use steadfast_common::spec::OptimizerSpec;
 use steadfast_coord::{self as coord, CoordError, Etcd, wait_for_job};
 use steadfast_net::TlsIdentity;
+use tracing::info;
 
 use crate::{ClientError, Cluster, GenerationClient, Master, Pservers, code};
 
@@ -226,5 +227,14 @@ fn checked_layout(
         return Err(RegisterError::Model { reason });
     }
     let params = optimizer.grouped(params).map_err(|reason| RegisterError::Model { reason })?;
+    for group in &optimizer.groups {
+        let is_in = |param: &&ParamSpec| optimizer.group_of(&param.name) == Some(group);
+        let names: Vec<&str> = params.iter().filter(is_in).map(|it| it.name.as_str()).collect();
+        info!(
+            patterns = group.parameters.join(", "),
+            parameters = names.join(", "),
+            "group of parameters"
+        );
+    }
     Ok(Layout::new(params))
 }

@@ -74,14 +74,12 @@ fn done_of_period(elapsed: u64, first: u64, factor: Option<u64>) -> f64 {
 fn one_cycle(spec: &LearningRateSpec, base: f64, elapsed: u64, steps: u64) -> f64 {
     let start = base / f64::from(spec.div_factor.unwrap_or(25.0));
     let end = start / f64::from(spec.final_div_factor.unwrap_or(1e4));
+    // Below 0 for a short rise: then the first step is on the way down.
     let top = f64::from(spec.pct_start.unwrap_or(0.3)) * steps as f64 - 1.0;
     let (elapsed, last) = (elapsed as f64, steps as f64 - 1.0);
-    if elapsed < top {
-        annealed(start, base, elapsed / top)
-    } else if top.max(0.0) < last {
-        annealed(base, end, (elapsed - top.max(0.0)) / (last - top.max(0.0)))
-    } else {
-        end
+    match elapsed < top {
+        true => annealed(start, base, elapsed / top),
+        false => annealed(base, end, (elapsed - top) / (last - top)),
     }
 }
 
@@ -172,6 +170,8 @@ mod tests {
             (100, 2e-6),
         ];
         assert_rates(&cycle, &rates);
+        let fall = of_toml("schedule = 'one-cycle'\nbase = 0.5\npct_start = 0\ndecay_steps = 4");
+        assert_rates(&fall, &[(0, 0.426_777), (1, 0.250_001), (3, 2e-6)]);
         let keys = "schedule = 'cosine-restarts'\nbase = 0.5\nend = 0.1\ndecay_steps = 4";
         let even = of_toml(keys);
         let quarter = 0.1 + 0.4 * 0.853_553_4;
@@ -197,6 +197,8 @@ mod tests {
     fn the_inverse_square_root_goes_on_from_the_warm_up() {
         let spec = of_toml("schedule = 'inverse-sqrt'\nbase = 0.5\nwarmup_steps = 100");
         assert_rates(&spec, &[(49, 0.25), (99, 0.5), (100, 0.5), (400, 0.25), (1600, 0.125)]);
+        let cold = of_toml("schedule = 'inverse-sqrt'\nbase = 0.5");
+        assert_rates(&cold, &[(0, 0.5), (3, 0.25), (15, 0.125)]);
     }
 
     #[test]

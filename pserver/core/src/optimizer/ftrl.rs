@@ -37,11 +37,11 @@ impl Ftrl {
         gradient: &[f32],
         [squares, linear, inverse]: [&mut [f32]; 3],
         rate: f32,
-        update: u64,
         root: impl Fn(f32) -> f32,
     ) {
         let Self { l1, l2, start, .. } = *self;
-        if update == 1 {
+        // Before the first update with a rate. Each later value is above 0, since sums of squares begin above 0.
+        if 0.0 < start && inverse.first() == Some(&0.0) {
             inverse.fill(root(start) / rate);
         }
         let values = params.iter_mut().zip(gradient).zip(squares).zip(linear).zip(inverse);
@@ -67,23 +67,16 @@ impl Rule for Ftrl {
         self.start
     }
 
-    fn apply(
-        &self,
-        params: &mut [f32],
-        gradient: &[f32],
-        state: State<'_>,
-        rate: f32,
-        update: u64,
-    ) {
+    fn apply(&self, params: &mut [f32], gradient: &[f32], state: State<'_>, rate: f32, _: u64) {
         // The limit for ever smaller rates; the formulas would divide by zero.
         if rate == 0.0 {
             return;
         }
         let state = state.by_name();
         match -self.power {
-            0.5 => self.sweep(params, gradient, state, rate, update, |n| n.sqrt()),
+            0.5 => self.sweep(params, gradient, state, rate, |n| n.sqrt()),
             power => {
-                self.sweep(params, gradient, state, rate, update, |n| libm::powf(n, power));
+                self.sweep(params, gradient, state, rate, |n| libm::powf(n, power));
             }
         }
     }

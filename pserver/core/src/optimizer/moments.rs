@@ -36,7 +36,8 @@ pub(super) fn correction(beta: f32, update: u64) -> f64 {
 pub(super) struct Nadam {
     moments: Moments,
     momentum_decay: f32,
-    /// `Π¹`, `Π²`, … as far as they were needed. The last one is below half the unit of `1 − Π` if no more are needed.
+    /// `Π¹`, `Π²`, … as far as they were needed. None is computed after one that is
+    /// too small to change `1 − Π` noticeably.
     products: Mutex<Vec<f64>>,
 }
 
