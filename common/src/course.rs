@@ -15,6 +15,10 @@ impl EvaluationSpec {
             return record;
         }
         let EvaluationRecord { pass, version, loss, metric, .. } = record;
+        // JSON has no infinity. A number that is not finite must mean the same to those who read it from etcd.
+        let finite = |value: f64| if value.is_finite() { value } else { f64::NAN };
+        let (loss, metric) = (finite(loss), finite(metric));
+        let record = EvaluationRecord { loss, metric, ..record };
         let present = Best { pass, version, loss, metric, model: record.model.clone() };
         let value = self.monitored(&present);
         let course = match before.and_then(|before| before.course.as_ref()) {
@@ -36,9 +40,10 @@ impl EvaluationSpec {
             improved: if has_improved { value } else { course.improved },
             without_improvement,
             end: is_over.then_some(present.pass),
-            best: match by(0.0, self.monitored(&course.best)) {
-                true => present,
-                false => course.best.clone(),
+            // Of several without a number the latest is the best.
+            best: match self.monitored(&course.best) {
+                than if than.is_nan() || by(0.0, than) => present,
+                _ => course.best.clone(),
             },
         }
     }
@@ -64,22 +69,25 @@ mod tests {
     use super::*;
     use crate::ids::{Pass, Version};
 
+    fn record(pass: u32, loss: f64, metric: f64) -> EvaluationRecord {
+        EvaluationRecord {
+            pass: Pass(pass),
+            version: Version(10 * u64::from(pass)),
+            records: 1,
+            loss,
+            metric,
+            metric_name: "accuracy".to_owned(),
+            course: None,
+            model: None,
+        }
+    }
+
     /// Returns the courses after evaluations with these losses and metrics, one after each pass.
     fn courses(spec: &str, values: &[(f64, f64)]) -> Vec<Course> {
         let spec: EvaluationSpec = toml::from_str(spec).unwrap();
         let mut latest: Option<EvaluationRecord> = None;
         let course = |(pass, (loss, metric)): (u32, &(f64, f64))| {
-            let record = EvaluationRecord {
-                pass: Pass(pass),
-                version: Version(10 * u64::from(pass)),
-                records: 1,
-                loss: *loss,
-                metric: *metric,
-                metric_name: "accuracy".to_owned(),
-                course: None,
-                model: None,
-            };
-            latest = Some(spec.decided(latest.as_ref(), record));
+            latest = Some(spec.decided(latest.as_ref(), record(pass, *loss, *metric)));
             latest.clone().and_then(|it| it.course)
         };
         (1..).zip(values).filter_map(course).collect()
@@ -123,6 +131,36 @@ mod tests {
         let found = courses("patience = 3", &losses);
         let best: Vec<u32> = found.iter().map(|it| it.best.pass.0).collect();
         assert_eq!(best, [1, 2, 2, 4]);
+    }
+
+    /// A master that reads the record from etcd decides as the one that wrote it.
+    #[test]
+    fn a_number_that_is_not_finite_means_the_same_after_a_failover() {
+        let infinite = f64::INFINITY;
+        let losses = [infinite, infinite, 3.0, infinite, 2.0, 4.0].map(|loss| (loss, -loss));
+        for spec in
+            ["patience = 2\nkeep = 'best'", "patience = 2\nmonitor = 'metric'\ngoal = 'max'"]
+        {
+            let rules: EvaluationSpec = toml::from_str(spec).unwrap();
+            let (mut kept, mut read) = (None, None);
+            for (pass, (loss, metric)) in (1..).zip(losses) {
+                let evaluation = record(pass, loss, metric);
+                let next = rules.decided(kept.as_ref(), evaluation.clone());
+                let other = rules.decided(read.as_ref(), evaluation);
+                assert_eq!(format!("{next:?}"), format!("{other:?}"), "{spec}");
+                let text = serde_json::to_string(&other).unwrap();
+                read = Some(serde_json::from_str(&text).unwrap());
+                kept = Some(next);
+            }
+        }
+        let found = courses("patience = 9", &[(f64::NAN, 0.0), (f64::NAN, 0.0)]);
+        assert_eq!(found[1].best.pass, Pass(2));
+    }
+
+    #[test]
+    fn a_change_of_exactly_the_least_is_no_improvement() {
+        let found = courses("patience = 9\nmin_delta = 0.25", &[(1.0, 0.0), (0.75, 0.0)]);
+        assert_eq!(found[1].without_improvement, 1);
     }
 
     #[test]

@@ -313,6 +313,11 @@ impl Records {
     }
 }
 
+/// Returns the SHA-256 of bytes, in lower-case hexadecimal.
+pub fn sha256(bytes: &[u8]) -> String {
+    hex(&Sha256::digest(bytes))
+}
+
 /// Formats bytes as lower-case hexadecimal.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()

@@ -245,7 +245,7 @@ pub struct EvaluationRecord {
 pub struct Course {
     /// The best evaluation, which may be the latest.
     pub best: Best,
-    /// Evaluations since the last improvement by at least `evaluation.min_delta`.
+    /// Evaluations since the last improvement by more than `evaluation.min_delta`.
     pub without_improvement: u32,
     /// The number to which the latest improvement led.
     #[serde(deserialize_with = "nan_if_null")]
@@ -270,11 +270,21 @@ pub struct Best {
     pub model: Option<KeptModel>,
 }
 
+impl Best {
+    /// Describes the position of the evaluation.
+    pub fn describe(&self) -> String {
+        let passes = if self.pass.0 == 1 { "pass" } else { "passes" };
+        format!("after {} {passes} (step {})", self.pass, self.version)
+    }
+}
+
 /// A model that was written after an evaluation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeptModel {
     pub url: String,
     pub parameters_sha256: String,
+    /// SHA-256 of the file.
+    pub file_sha256: String,
 }
 
 fn nan_if_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {

@@ -500,7 +500,7 @@ pub struct EvaluationSpec {
     /// Evaluations without an improvement after which training ends; never when absent. Synchronous mode only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub patience: Option<u32>,
-    /// The least change that is an improvement.
+    /// An improvement is a change by more than this.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_delta: Option<f64>,
     /// The number that is to improve.

@@ -558,6 +558,45 @@ mod tests {
     }
 
     #[test]
+    fn what_depends_on_evaluations_needs_them() {
+        let errors = |mode: &str, evaluation: &str| {
+            let text = format!(
+                "name = 'x'\nmode = '{mode}'\npasses = 9\n[dataset]\nsource = ['x']\nformat = 'csv'\n\
+                 label = 'y'\nfeatures = ['x']\n[model]\nkind = 'linear'\n[evaluation]\n{evaluation}"
+            );
+            job_file::parse(&text).err().map(|error| error.errors).unwrap_or_default()
+        };
+        for sound in [
+            "fraction = 0.1\npatience = 3\nmin_delta = 0.01",
+            "fraction = 0.1\nkeep = 'best'",
+            "fraction = 0.1\npatience = 1\nmonitor = 'metric'\ngoal = 'max'",
+        ] {
+            assert_eq!(errors("sync", sound), [""; 0], "{sound}");
+        }
+        for (wrong, named) in [
+            ("patience = 3", "`evaluation.patience` needs held-out records"),
+            ("keep = 'best'", "`evaluation.keep` needs held-out records"),
+            ("fraction = 0.1\npatience = 0", "`evaluation.patience` must be at least 1"),
+            (
+                "fraction = 0.1\npatience = 1\nmin_delta = -1",
+                "`evaluation.min_delta` must be finite",
+            ),
+            ("fraction = 0.1\nkeep = 'best'\nmin_delta = 1", "`evaluation.min_delta` applies only"),
+            (
+                "fraction = 0.1\nmonitor = 'metric'\ngoal = 'max'",
+                "`evaluation.monitor` applies only",
+            ),
+            ("fraction = 0.1\npatience = 1\nmonitor = 'metric'", "needs `evaluation.goal`"),
+            ("fraction = 0.1\npatience = 1\ngoal = 'min'", "`evaluation.goal` applies to"),
+        ] {
+            let found = errors("sync", wrong);
+            assert!(found.len() == 1 && found[0].contains(named), "{wrong}: {found:?}");
+        }
+        let found = errors("async", "fraction = 0.1\npatience = 3");
+        assert!(found[0].starts_with("`evaluation.patience` needs mode"), "{found:?}");
+    }
+
+    #[test]
     fn empty_features_have_a_finite_value_where_features_can_be_empty() {
         let linear = |dataset: &str| errors(&format!("label = 'y'\n{dataset}"), "kind = 'linear'");
         assert_eq!(linear("features = ['x']\nmissing = -1\ntransform = 'log1p'"), [""; 0]);

@@ -133,7 +133,8 @@ class Trainer:
     def save_model(self, path: Union[str, "os.PathLike[str]"]) -> str:
         """Writes the parameters as a safetensors file, whole or not at all, and returns their SHA-256.
 
-        An earlier file is replaced. After the last pass, the file has the bytes of the model that the job saves.
+        An earlier file is replaced. After the last pass, the file has the bytes of the model that the job saves,
+        unless that is an earlier one (``evaluation.keep``).
         To resume from, a job has checkpoints: see ``steadfast checkpoint``.
 
         Args:

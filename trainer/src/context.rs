@@ -1,6 +1,7 @@
 //! The shared state of a running trainer.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use futures::future::try_join_all;
 use steadfast_checkpoint::{
     EncodeError, ModelFile, TableFile, TableFileError, encode_model, table_file_name,
 };
-use steadfast_common::dataset::Records;
+use steadfast_common::dataset::{self, Records};
 use steadfast_common::error::ErrorKind;
 use steadfast_common::finite::are_finite;
 use steadfast_common::ids::{Lane, Pass, TaskId, Version};
@@ -22,7 +23,7 @@ use steadfast_host::task::in_place;
 use steadfast_host::time::Instant;
 use steadfast_net::traces::TRACE;
 use steadfast_process::Failure;
-use steadfast_store::{Location, ObjectWriter};
+use steadfast_store::{Location, ObjectWriter, StoreError};
 use steadfast_trainer_core::{
     Batch, BatchIds, Evaluation, LaneBatches, MicroBatch, Model, ModelError, Parameters, Validity,
 };
@@ -44,7 +45,7 @@ use crate::tasks::{TaskError, Tasks};
 const RANGES_AT_ONCE: usize = 16;
 const RANGES_BYTES: usize = 64 << 20;
 
-/// The object with the model of a job.
+/// Name of the object that holds the model of a job.
 const MODEL: &str = "model.safetensors";
 
 /// The shared state of a running trainer.
@@ -59,6 +60,8 @@ pub struct Context {
     pub current: Current,
     pub pushing: Pushing,
     pub evaluations: Evaluations,
+    /// This trainer has written the model of the job.
+    pub has_saved: AtomicBool,
     /// Held-out tasks that the master gave up. The mutex guards only this set.
     pub held_out_given_up: Mutex<BTreeSet<TaskId>>,
 }
@@ -104,6 +107,8 @@ pub enum TrainError {
     ModelFile(#[from] EncodeError),
     #[error("cannot encode a table: {0}")]
     TableFile(#[from] TableFileError),
+    #[error("the file with the best parameters, {1}, {0}")]
+    BestLost(&'static str, String),
     #[error("cannot read held-out records: {0}")]
     HeldOut(TaskError),
     #[error("{what} is not finite; a lower learning rate or clipping may help")]
@@ -129,7 +134,9 @@ impl From<TrainError> for Failure {
         let kind = match &error {
             TrainError::Client(error) => error.kind(),
             TrainError::Model(error) => error.kind(),
-            TrainError::NotFinite { .. } | TrainError::ModelFile(_) => ErrorKind::Invalid,
+            TrainError::NotFinite { .. } | TrainError::ModelFile(_) | TrainError::BestLost(..) => {
+                ErrorKind::Invalid
+            }
             TrainError::Store(_) | TrainError::HeldOut(_) => ErrorKind::Unavailable,
             TrainError::TaskFailed(_) | TrainError::TableFile(_) => ErrorKind::Internal,
         };
@@ -345,6 +352,12 @@ impl Context {
         position: &Position,
         generation: &GenerationClient,
     ) -> Result<(), TrainError> {
+        let before = self.evaluations.latest();
+        if before.as_ref().is_some_and(|it| position.pass <= it.pass) {
+            // Another trainer was first.
+            return Ok(());
+        }
+        self.leave_out_given_up().await?;
         let Evaluated { sums, failed } = self.evaluate(parameters, generation).await?;
         if let Some(error) = failed {
             warn!(%error, "evaluation failed; retrying");
@@ -355,39 +368,93 @@ impl Context {
             // All of its tasks are given up.
             (record.loss, record.metric) = (f64::NAN, f64::NAN);
         }
-        let (rules, before) = (&self.spec().evaluation, self.evaluations.latest());
+        let rules = &self.spec().evaluation;
         let decided = rules.decided(before.as_ref(), record.clone());
         let best = decided.course.map(|course| course.best);
         let is_best = best.is_some_and(|best| best.version == position.version);
         if rules.keep == Keep::Best && is_best {
-            let name = format!("best-{}-{:012}.safetensors", self.spec().name, position.version.0);
+            let name = format!("{}{:012}.safetensors", self.kept_prefix(), position.version.0);
             record.model = match self.write_model(parameters, &[], &name).await {
                 Ok(kept) => Some(kept),
                 Err(TrainError::Store(error)) => {
-                    warn!(%error, "cannot save the best parameters so far; retrying");
-                    return Ok(());
+                    return self.cannot_keep(&error, generation).await;
                 }
                 Err(error) => return Err(error),
             };
         }
-        let is_replaced = record.model.is_some();
+        let written = record.model.clone();
         generation.report_evaluation(record).await?;
-        let replaced = before.and_then(|it| it.course).and_then(|course| course.best.model);
-        if let Some(replaced) = replaced.filter(|_| is_replaced) {
-            self.delete_kept(&replaced).await;
+        // Which one is the best now is what etcd says: the report of another trainer may have been first.
+        self.evaluations.known(position.pass).await;
+        let best = self.kept_best();
+        let before = before.and_then(|it| it.course?.best.model);
+        for model in [before, written].into_iter().flatten() {
+            if best.as_ref().is_none_or(|(_, best)| best.url != model.url) {
+                self.delete_kept(&model.url).await;
+            }
         }
         Ok(())
     }
 
-    /// Deletes a model that is no longer the best one.
-    async fn delete_kept(&self, model: &KeptModel) {
-        let name = model.url.rsplit('/').next().unwrap_or_default();
+    /// Leaves out held-out tasks that the master has given up, also for another trainer: which trainer evaluates must not
+    /// matter.
+    async fn leave_out_given_up(&self) -> Result<(), TrainError> {
+        let given_up = self.evaluations.given_up().await.map_err(ClientError::from)?;
+        let held_out = &self.tasks.dataset().manifest().held_out;
+        let known = held_out.iter().filter(|task| given_up.contains(task));
+        self.held_out_given_up.lock().expect("no holder panics").extend(known);
+        Ok(())
+    }
+
+    /// Reports that the best parameters so far cannot be written, so that another trainer tries. They follow an
+    /// evaluation, and so the report names a held-out task.
+    async fn cannot_keep(
+        &self,
+        error: &StoreError,
+        generation: &GenerationClient,
+    ) -> Result<(), TrainError> {
+        warn!(%error, "cannot save the best parameters so far; retrying");
+        let Some(task) = self.tasks.dataset().manifest().held_out.first() else { return Ok(()) };
+        let reason = format!("cannot save the best parameters so far: {error}");
+        let (pass, lane, cause) = (Pass(0), Lane(0), FailureCause::Transient);
+        generation.fail_task(FailedTask { pass, task: *task, lane, cause, reason }).await?;
+        Ok(())
+    }
+
+    /// Returns how the names of kept models begin. Jobs may share a store.
+    fn kept_prefix(&self) -> String {
+        format!("best-{}-", self.spec().name)
+    }
+
+    /// Deletes a kept model.
+    async fn delete_kept(&self, url: &str) {
+        let name = url.rsplit('/').next().unwrap_or_default();
         let deleted = match self.store.child(name) {
             Ok(place) => place.delete().await,
             Err(error) => Err(error),
         };
         if let Err(error) = deleted {
-            warn!(%error, model = model.url, "cannot delete a model that is not the best any more");
+            warn!(%error, url, "cannot delete a model that is not the best any more");
+        }
+    }
+
+    /// Deletes all kept models, once the job has its result: also those that crashes have left.
+    pub async fn delete_all_kept(&self) {
+        if !self.has_saved.load(Ordering::Relaxed) || self.spec().evaluation.keep != Keep::Best {
+            return;
+        }
+        let prefix = self.kept_prefix();
+        let is_kept = |name: &str| {
+            let version = name.strip_prefix(&prefix).and_then(|it| it.strip_suffix(".safetensors"));
+            version.is_some_and(|it| it.len() == 12 && it.bytes().all(|it| it.is_ascii_digit()))
+        };
+        match self.store.list().await {
+            Ok(objects) => {
+                for (name, _) in objects.iter().filter(|(name, _)| is_kept(name)) {
+                    self.delete_kept(name).await;
+                }
+            }
+            Err(error) => warn!(%error, "cannot delete the models that were the best for a while"),
         }
     }
 
@@ -404,25 +471,33 @@ impl Context {
         let spec = self.spec();
         let about =
             ModelFile { job: &spec.name, model: &spec.model.kind, parameters_sha256: &sha256 };
-        place.write(encode_model(self.layout(), values, about)?).await?;
+        let bytes = encode_model(self.layout(), values, about)?;
+        let file_sha256 = dataset::sha256(&bytes);
+        place.write(bytes).await?;
         info!(model = place.url(), sha256, "model saved");
-        Ok(KeptModel { url: place.url().to_owned(), parameters_sha256: sha256 })
+        Ok(KeptModel { url: place.url().to_owned(), parameters_sha256: sha256, file_sha256 })
     }
 
-    /// Returns the best parameters of the job as they were written, if the job keeps them and they are not those of
-    /// `position`.
-    fn kept_best(&self, position: &Position) -> Option<(Best, KeptModel)> {
-        let spec = &self.spec().evaluation;
-        let latest = self.evaluations.latest().filter(|_| spec.keep == Keep::Best)?;
-        let best = latest.course?.best;
-        let model = best.model.clone().filter(|_| best.version != position.version)?;
+    /// Returns the best evaluation of a job that keeps its parameters, and the parameters.
+    fn kept_best(&self) -> Option<(Best, KeptModel)> {
+        let keeps = self.spec().evaluation.keep == Keep::Best;
+        let best = self.evaluations.latest().filter(|_| keeps)?.course?.best;
+        let model = best.model.clone()?;
         Some((best, model))
     }
 
     /// Copies the best parameters to the place of the job's model; returns them.
     async fn write_best(&self, best: Best, kept: &KeptModel) -> Result<SavedModel, TrainError> {
         let name = kept.url.rsplit('/').next().unwrap_or_default();
-        let bytes = self.store.child(name)?.read().await?;
+        let place = self.store.child(name)?;
+        let bytes = match place.read().await {
+            Ok(bytes) if dataset::sha256(&bytes) == kept.file_sha256 => bytes,
+            Ok(_) => return Err(TrainError::BestLost("is damaged", kept.url.clone())),
+            Err(StoreError::NotFound { .. }) => {
+                return Err(TrainError::BestLost("does not exist any more", kept.url.clone()));
+            }
+            Err(error) => return Err(error.into()),
+        };
         let place = self.store.child(MODEL)?;
         place.write(bytes).await?;
         let sha256 = kept.parameters_sha256.clone();
@@ -474,34 +549,44 @@ impl Context {
         election: &mut SaverElection,
         trained: &TrainedModel,
     ) -> Result<(), TrainError> {
-        self.activity.note(|activity| activity.description = "evaluating");
-        let evaluated = self.evaluate(&trained.parameters, generation).await?;
-        let sums = match evaluated.failed {
-            Some(error) => return Err(TrainError::HeldOut(error)),
-            None => evaluated.sums,
+        let position = &trained.position;
+        let known = self.evaluations.latest().filter(|it| it.version == position.version);
+        let best = self.kept_best().filter(|(best, _)| best.version != position.version);
+        let evaluation = match known {
+            Some(known) => Some(known),
+            None if best.is_some() => None,
+            None => self.evaluate_last(trained, generation).await?,
         };
         if !election.may_write().await? {
             return Ok(());
         }
         self.activity.note(|activity| activity.description = "writing the model");
-        let kept = self.kept_best(&trained.position);
-        let saved = match &kept {
-            Some((best, kept)) => self.write_best(best.clone(), kept).await?,
+        let saved = match best {
+            Some((best, kept)) => self.write_best(best, &kept).await?,
             None => {
                 let ranges = self.save_tables(generation).await?;
                 let written = self.write_model(&trained.parameters, &ranges, MODEL).await?;
-                let KeptModel { url, parameters_sha256 } = written;
-                let evaluation =
-                    (0 < sums.records).then(|| self.evaluation_record(&sums, &trained.position));
+                let KeptModel { url, parameters_sha256, .. } = written;
                 SavedModel { url, parameters_sha256, evaluation }
             }
         };
+        self.has_saved.store(true, Ordering::Relaxed);
         election.finish(saved).await?;
-        let best = self.evaluations.latest().and_then(|it| it.course?.best.model);
-        if let Some(best) = best {
-            self.delete_kept(&best).await;
-        }
         Ok(())
+    }
+
+    /// Evaluates the parameters after the last step; `None` without held-out records.
+    async fn evaluate_last(
+        &self,
+        trained: &TrainedModel,
+        generation: &GenerationClient,
+    ) -> Result<Option<EvaluationRecord>, TrainError> {
+        self.activity.note(|activity| activity.description = "evaluating");
+        let Evaluated { sums, failed } = self.evaluate(&trained.parameters, generation).await?;
+        if let Some(error) = failed {
+            return Err(TrainError::HeldOut(error));
+        }
+        Ok((0 < sums.records).then(|| self.evaluation_record(&sums, &trained.position)))
     }
 
     /// Writes the tables; returns the digests of all their ranges.

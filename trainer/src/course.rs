@@ -1,14 +1,18 @@
 //! What the evaluations of a job decided so far, as etcd shows it.
 
-use steadfast_common::ids::Pass;
+use std::collections::BTreeSet;
+
+use steadfast_common::ids::{Pass, TaskId};
 use steadfast_common::keys::Keys;
 use steadfast_common::records::EvaluationRecord;
 use steadfast_common::spec::EvaluationSpec;
 use steadfast_coord::{CoordError, Etcd, Mirror, Range};
 
-/// The evaluations of a job.
+/// Follows the evaluations of a job.
 #[derive(Debug)]
 pub struct Evaluations {
+    etcd: Etcd,
+    keys: Keys,
     /// Absent if nothing depends on them.
     latest: Option<Mirror>,
 }
@@ -27,7 +31,16 @@ impl Evaluations {
             true => Some(Mirror::start(etcd, Range::Key(keys.evaluation())).await?),
             false => None,
         };
-        Ok(Self { latest })
+        Ok(Self { etcd: etcd.clone(), keys: keys.clone(), latest })
+    }
+
+    /// Returns the tasks that are given up in some pass, or for evaluation.
+    ///
+    /// # Errors
+    /// If etcd does not answer.
+    pub async fn given_up(&self) -> Result<BTreeSet<TaskId>, CoordError> {
+        let view = self.etcd.list(&self.keys.given_up_prefix()).await?;
+        Ok(view.entries.keys().filter_map(|key| self.keys.given_up_of(key)).collect())
     }
 
     /// Returns the latest evaluation that decides about the course of the job, as far as it is known.

@@ -122,7 +122,7 @@ impl Snapshot {
 
     /// Writes the parameters as a model file (safetensors), whole or not at all, and replaces an earlier one. Returns
     /// their SHA-256. `place` is a path or a URL. After the last pass, the file has the bytes of the model that the
-    /// job saves.
+    /// job saves, unless that is an earlier one (`evaluation.keep`).
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] if the model has tables, or `place` is invalid or cannot be written;

@@ -1,5 +1,6 @@
 //! The lifecycle of a trainer: register, train through all generations, leave.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -127,6 +128,9 @@ pub async fn run_process(
             () = session.job_ended() => Ok(()),
             () = leave_soon(&context, &leave) => Ok(()),
         };
+        if ending.is_ok() {
+            context.delete_all_kept().await;
+        }
         // Lanes and tasks are reassigned at once.
         session.close().await;
         current.leave();
@@ -217,6 +221,11 @@ async fn train_one_generation(
         // Every other trainer would diverge in the same way.
         Err(error) if error.is_divergence() => {
             error!(%error, "training has diverged");
+            Ok(generation.report_divergence(error.to_string()).await?)
+        }
+        // Nobody can write them again.
+        Err(error @ TrainError::BestLost(..)) => {
+            error!(%error, "the job cannot be finished");
             Ok(generation.report_divergence(error.to_string()).await?)
         }
         trained => trained,
@@ -317,6 +326,7 @@ impl Program<'_> {
             current: self.current.clone(),
             pushing: Pushing::default(),
             evaluations,
+            has_saved: AtomicBool::new(false),
             held_out_given_up: Mutex::default(),
         })
     }

@@ -235,7 +235,8 @@ impl Worker<'_> {
                 return Ok(Entered::Idle);
             }
             context.activity.note(|activity| {
-                activity.description = if is_ours { "evaluating" } else { "waiting for the evaluation" };
+                activity.description =
+                    if is_ours { "evaluating" } else { "waiting for the evaluation" };
             });
             if is_ours {
                 context.decide(&self.parameters, position, self.generation).await?;

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use serde::{Deserialize, Serialize};
 use steadfast_common::given_up::{Discarded, DiscardedTask};
-use steadfast_common::records::{JobOutcome, RecordRange, ResultRecord};
+use steadfast_common::records::{Best, JobOutcome, RecordRange, ResultRecord};
 use steadfast_common::spec::{JobSpec, Mode};
 use steadfast_common::status::{JobStatus, TimeBreakdown};
 use steadfast_common::stream::LeftOut;
@@ -63,6 +63,9 @@ pub struct Summary {
     /// Why the job failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// The best evaluation, if the course of the job depended on evaluations.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub best: Option<Best>,
 }
 
 /// Final state of a run.
@@ -103,6 +106,7 @@ impl Summary {
             outages: Vec::new(),
             time_breakdown: TimeBreakdown::default(),
             reason: result.reason,
+            best: result.best,
         }
     }
 
@@ -131,6 +135,7 @@ impl Summary {
             outages: Vec::new(),
             time_breakdown: TimeBreakdown::default(),
             reason: None,
+            best: evaluation.and_then(|it| Some(it.course.as_ref()?.best.clone())),
         }
     }
 
@@ -191,6 +196,7 @@ impl Summary {
         if let Some(metric) = self.metric {
             rows.push((self.metric_name.as_deref().unwrap_or("metric"), figure(metric)));
         }
+        rows.extend(self.best.as_ref().map(|best| ("best", best.describe())));
         if let Some(sha256) = &self.parameters_sha256 {
             rows.push(("sha-256", sha256.clone()));
         }

@@ -203,8 +203,8 @@ impl GenerationClient {
 }
 
 pub(crate) fn evaluation(record: EvaluationRecord) -> v1::Evaluation {
-    let (model, parameters_sha256) =
-        record.model.map(|it| (it.url, it.parameters_sha256)).unwrap_or_default();
+    let kept = record.model.map(|it| (it.url, it.parameters_sha256, it.file_sha256));
+    let (model, parameters_sha256, file_sha256) = kept.unwrap_or_default();
     v1::Evaluation {
         pass: record.pass.0,
         version: record.version.0,
@@ -214,6 +214,7 @@ pub(crate) fn evaluation(record: EvaluationRecord) -> v1::Evaluation {
         metric_name: record.metric_name,
         model,
         parameters_sha256,
+        file_sha256,
     }
 }
 

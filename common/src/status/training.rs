@@ -591,7 +591,10 @@ pub(super) fn evaluation_row(it: &EvaluationRecord) -> Row {
         passes => format!("{passes} passes"),
     };
     let loss = Value::Figure(it.loss).text(0);
-    let note = format!(" (loss {loss}) on {} held-out records after {passes}", it.records);
+    let mut note = format!(" (loss {loss}) on {} held-out records after {passes}", it.records);
+    if let Some(course) = &it.course {
+        note += &format!("; the best: {}", course.best.describe());
+    }
     let row = Row::new(&it.metric_name, Value::Figure(it.metric)).note(note);
     row.gauge("steadfast_evaluation_metric", "Metric on held-out records", it.metric)
 }

@@ -4,7 +4,7 @@ use steadfast_common::given_up::{Discarded, DiscardedTask, GivenUpRecord, LISTED
 use steadfast_common::ids::{Generation, TaskId, TrainerId};
 use steadfast_common::machine::Moment;
 use steadfast_common::records::{
-    CheckpointRecord, DispatchRecord, EvaluationRecord, JobOutcome, ResultRecord,
+    Best, CheckpointRecord, DispatchRecord, EvaluationRecord, JobOutcome, ResultRecord,
 };
 use steadfast_common::spec::Mode;
 use steadfast_common::status::TimeBreakdown;
@@ -54,7 +54,7 @@ impl TrainingJob {
             Event::Evaluated { generation, trainer, evaluation, reply } => {
                 let answer = self.check_caller(generation, trainer);
                 if answer.is_ok() {
-                    self.evaluated(evaluation, decision);
+                    self.evaluated(*evaluation, decision);
                 }
                 Answer::Done(reply, answer)
             }
@@ -235,6 +235,10 @@ impl TrainingJob {
         self.check_caller(generation, failure.trainer)?;
         let (pass, task, reason) = (failure.pass, failure.task, &failure.reason);
         if self.is_held_out(task) {
+            if self.job.record.spec.evaluation.decides() {
+                // The trainer with the first lane evaluates, and all wait for it.
+                self.live.move_lane(failure);
+            }
             return Ok(self.fail_held_out(failure, decision));
         }
         let spec = &self.job.record.spec;
@@ -339,7 +343,11 @@ impl TrainingJob {
         if rules.decides() && known.is_some_and(|known| evaluation.pass <= known.pass) {
             return;
         }
-        let evaluation = rules.decided(known, evaluation);
+        let mut evaluation = rules.decided(known, evaluation);
+        let best = evaluation.course.as_ref().map(|course| course.best.version);
+        if best != Some(evaluation.version) {
+            evaluation.model = None;
+        }
         if let Some(end) = evaluation.course.as_ref().and_then(|course| course.end) {
             info!(passes = end.0, "training ends early: the evaluations do not improve");
         }
@@ -407,7 +415,9 @@ impl TrainingJob {
             result.passes = self.limits.passes;
         }
         result.left_out.clone_from(&self.state.stream.record.left_out);
-        result.best = self.state.course().map(|course| course.best.clone());
+        // Its file is deleted: its parameters are the model.
+        let best = self.state.course().map(|course| course.best.clone());
+        result.best = best.map(|best| Best { model: None, ..best });
         // Another checkpoint of the final parameters may have replaced the one that was taken for the result, which may
         // then have been deleted.
         if result.checkpoint.is_some() {

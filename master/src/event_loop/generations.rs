@@ -6,7 +6,7 @@ use steadfast_common::ids::{Generation, Incarnation, Slot, TaskId};
 use steadfast_common::machine::Moment;
 use steadfast_common::placement::PlacementRecord;
 use steadfast_common::records::{
-    CheckpointRecord, GenerationRecord, QueueSnapshot, ROLLED_BACK_TO,
+    CheckpointRecord, EvaluationRecord, GenerationRecord, QueueSnapshot, ROLLED_BACK_TO,
 };
 use steadfast_common::spec::{LostPserver, Mode};
 use steadfast_coord::OPS_MAX;
@@ -142,8 +142,11 @@ impl TrainingJob {
         if record.kept.is_empty() {
             let start = manifest.map(|it| it.position).unwrap_or_default();
             let evaluated = self.state.evaluation.as_ref();
-            // Decisions about the course stay: training comes to the same parameters again.
-            if evaluated.is_some_and(|it| start.version < it.version && it.course.is_none()) {
+            // Decisions about the course stay, since training comes to the same parameters again, unless a user
+            // abandons them.
+            let is_chosen = matches!(from, Start::Chosen { .. });
+            let stays = |it: &EvaluationRecord| it.course.is_some() && !is_chosen;
+            if evaluated.is_some_and(|it| start.version < it.version && !stays(it)) {
                 // Its parameters are discarded.
                 self.add(Fact::Evaluation(None), decision);
             }

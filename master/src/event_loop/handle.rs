@@ -61,7 +61,7 @@ pub enum Event {
     Evaluated {
         generation: Generation,
         trainer: TrainerId,
-        evaluation: EvaluationRecord,
+        evaluation: Box<EvaluationRecord>,
         reply: Reply<()>,
     },
     BeginSave {

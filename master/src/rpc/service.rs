@@ -242,7 +242,7 @@ impl Master for Service {
         let request = request.into_inner();
         let (trainer, generation) = caller(request.caller)?;
         let wire = request.evaluation.ok_or_else(|| invalid("the call lacks its evaluation"))?;
-        let evaluation = evaluation(wire);
+        let evaluation = Box::new(evaluation(wire));
         self.ask(|reply| Event::Evaluated { generation, trainer, evaluation, reply }).await?;
         Ok(Response::new(ReportEvaluationReply {}))
     }
@@ -410,8 +410,11 @@ fn evaluation(wire: Evaluation) -> EvaluationRecord {
         metric: wire.metric,
         metric_name: wire.metric_name,
         course: None,
-        model: (!wire.model.is_empty())
-            .then_some(KeptModel { url: wire.model, parameters_sha256: wire.parameters_sha256 }),
+        model: (!wire.model.is_empty()).then_some(KeptModel {
+            url: wire.model,
+            parameters_sha256: wire.parameters_sha256,
+            file_sha256: wire.file_sha256,
+        }),
     }
 }
 

@@ -102,7 +102,7 @@ impl StatusSnapshot {
             status: JobStatus {
                 job: spec.name.clone(),
                 mode: spec.mode,
-                passes: spec.passes,
+                passes: Some(event_loop.limits.passes).filter(|it| *it != u32::MAX).or(spec.passes),
                 steps: spec.steps,
                 generation: generation.map_or(Generation(0), |record| record.generation),
                 version: event_loop.live.position.version,

@@ -11,6 +11,7 @@ mod convert;
 mod edges;
 mod etcd_client;
 mod etcd_equivalence;
+mod evaluation;
 mod faults;
 mod monitoring;
 mod object_store;

@@ -1,0 +1,87 @@
+//! Jobs whose course depends on evaluations: early stopping, and the best parameters.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+use steadfast_tests::{Job, Run, Scene};
+
+/// Returns a job that learns its training records by heart, so that its evaluations become worse.
+fn overfitting(more: &str) -> Job {
+    Job::long()
+        .with("hidden = [32]", "hidden = [64]")
+        .with("base = 0.003", "base = 0.02")
+        .with("fraction = 0.2", &format!("fraction = 0.5\n{more}"))
+}
+
+/// Returns the names of the files of kept models in the store of a run.
+fn kept(data: &Path) -> Vec<String> {
+    let files = fs::read_dir(data.join("store")).expect("the run has a store");
+    let names = files.flatten().map(|it| it.file_name().to_string_lossy().into_owned());
+    names.filter(|name| name.starts_with("best-")).collect()
+}
+
+fn best_pass(summary: &Value) -> u64 {
+    summary["best"]["pass"].as_u64().unwrap_or_else(|| panic!("{summary}"))
+}
+
+/// I10: where training ends, and which parameters are the best, depends neither on the number of processes nor on who
+/// crashes.
+#[test]
+fn the_end_and_the_best_parameters_are_the_same_whatever_fails() {
+    let scene = Scene::new();
+    let job = overfitting("patience = 4\nkeep = \"best\"");
+    let expected = Run::to_end(&scene, &job, "alone", &["--trainers", "1", "--pservers", "1"]);
+    let (passes, best) = (expected["passes"].as_u64().unwrap(), best_pass(&expected));
+    assert_eq!(passes, best + 4, "{expected}");
+    assert!((2..300).contains(&passes), "{expected}");
+    assert_eq!(expected["loss"], expected["best"]["loss"]);
+    assert_eq!(kept(&scene.path("alone")), [""; 0]);
+
+    let mut killed = Run::start_in(&scene, &job, "killed", &["--trainers", "3", "--pservers", "2"]);
+    for (pass, role) in [(1, "trainer"), (best, "pserver"), (best + 1, "master")] {
+        killed.until_pass(pass);
+        killed.kill_one(role);
+    }
+    let found = killed.finish();
+    for key in ["parameters_sha256", "passes", "steps", "best", "loss", "metric"] {
+        assert_eq!(found[key], expected[key], "{key}");
+    }
+    assert_eq!(kept(&scene.path("killed")), [""; 0]);
+
+    // The best parameters are those of a job of as many passes.
+    let until = job.with("passes = 300", &format!("passes = {best}"));
+    let whole = Run::to_end(&scene, &until, "until", &[]);
+    assert_eq!(whole["parameters_sha256"], expected["parameters_sha256"]);
+}
+
+/// Passes between evaluations that do not divide all of them leave out no result.
+#[test]
+fn the_best_parameters_are_evaluated_after_the_last_pass_too() {
+    let scene = Scene::new();
+    let job = overfitting("every_passes = 4\nkeep = \"best\"").with("passes = 300", "passes = 6");
+    let summary = Run::to_end(&scene, &job, "data", &[]);
+    assert_eq!(summary["passes"], 6);
+    // The last pass is evaluated although 4 does not divide 6.
+    assert_eq!(best_pass(&summary), 6, "{summary}");
+}
+
+/// Without patience, a job trains to its last pass, and may keep the best parameters nevertheless.
+#[test]
+fn the_best_parameters_are_the_model_of_a_job_that_trains_to_its_end() {
+    let scene = Scene::new();
+    let job = overfitting("keep = \"best\"\nmonitor = \"metric\"\ngoal = \"max\"");
+    let short = job.with("passes = 300", "passes = 40");
+    let summary = Run::to_end(&scene, &short, "data", &[]);
+    assert_eq!(summary["passes"], 40);
+    assert!(best_pass(&summary) < 40, "{summary}");
+    assert_eq!(summary["metric"], summary["best"]["metric"]);
+    let audit = scene
+        .command(&steadfast_tests::program("steadfast"))
+        .args(["audit", "--data-dir", "data"])
+        .output()
+        .unwrap();
+    assert!(audit.status.success(), "{audit:?}");
+    let text = String::from_utf8_lossy(&audit.stdout);
+    assert!(text.contains("the final parameters are those of the best evaluation"), "{text}");
+}
