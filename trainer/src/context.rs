@@ -1,10 +1,10 @@
 //! The shared state of a running trainer.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures::future::try_join_all;
 use steadfast_checkpoint::{
     EncodeError, ModelFile, TableFile, TableFileError, encode_model, table_file_name,
@@ -60,8 +60,6 @@ pub struct Context {
     pub current: Current,
     pub pushing: Pushing,
     pub evaluations: Evaluations,
-    /// This trainer has written the model of the job.
-    pub has_saved: AtomicBool,
     /// Held-out tasks that the master gave up. The mutex guards only this set.
     pub held_out_given_up: Mutex<BTreeSet<TaskId>>,
 }
@@ -438,11 +436,8 @@ impl Context {
         }
     }
 
-    /// Deletes all kept models, once the job has its result: also those that crashes have left.
-    pub async fn delete_all_kept(&self) {
-        if !self.has_saved.load(Ordering::Relaxed) || self.spec().evaluation.keep != Keep::Best {
-            return;
-        }
+    /// Deletes all kept models, once the best is the model of the job: also those that crashes have left.
+    async fn delete_all_kept(&self) {
         let prefix = self.kept_prefix();
         let is_kept = |name: &str| {
             let version = name.strip_prefix(&prefix).and_then(|it| it.strip_suffix(".safetensors"));
@@ -489,17 +484,24 @@ impl Context {
     /// Copies the best parameters to the place of the job's model; returns them.
     async fn write_best(&self, best: Best, kept: &KeptModel) -> Result<SavedModel, TrainError> {
         let name = kept.url.rsplit('/').next().unwrap_or_default();
-        let place = self.store.child(name)?;
-        let bytes = match place.read().await {
-            Ok(bytes) if dataset::sha256(&bytes) == kept.file_sha256 => bytes,
+        let (from, place) = (self.store.child(name)?, self.store.child(MODEL)?);
+        let is_whole = |bytes: &Bytes| dataset::sha256(bytes) == kept.file_sha256;
+        match from.read().await {
+            Ok(bytes) if is_whole(&bytes) => place.write(bytes).await?,
             Ok(_) => return Err(TrainError::BestLost("is damaged", kept.url.clone())),
             Err(StoreError::NotFound { .. }) => {
-                return Err(TrainError::BestLost("does not exist any more", kept.url.clone()));
+                // A trainer that copied it died before it reported that, or nobody has it any more.
+                match place.read().await {
+                    Ok(bytes) if is_whole(&bytes) => {}
+                    Ok(_) | Err(StoreError::NotFound { .. }) => {
+                        let url = kept.url.clone();
+                        return Err(TrainError::BestLost("does not exist any more", url));
+                    }
+                    Err(error) => return Err(error.into()),
+                }
             }
             Err(error) => return Err(error.into()),
-        };
-        let place = self.store.child(MODEL)?;
-        place.write(bytes).await?;
+        }
         let sha256 = kept.parameters_sha256.clone();
         info!(model = place.url(), sha256, version = best.version.0, "the best model saved");
         let evaluation = EvaluationRecord {
@@ -570,7 +572,9 @@ impl Context {
                 SavedModel { url, parameters_sha256, evaluation }
             }
         };
-        self.has_saved.store(true, Ordering::Relaxed);
+        if self.spec().evaluation.keep == Keep::Best {
+            self.delete_all_kept().await;
+        }
         election.finish(saved).await?;
         Ok(())
     }

@@ -1,6 +1,5 @@
 //! The lifecycle of a trainer: register, train through all generations, leave.
 
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -128,9 +127,6 @@ pub async fn run_process(
             () = session.job_ended() => Ok(()),
             () = leave_soon(&context, &leave) => Ok(()),
         };
-        if ending.is_ok() {
-            context.delete_all_kept().await;
-        }
         // Lanes and tasks are reassigned at once.
         session.close().await;
         current.leave();
@@ -326,7 +322,6 @@ impl Program<'_> {
             current: self.current.clone(),
             pushing: Pushing::default(),
             evaluations,
-            has_saved: AtomicBool::new(false),
             held_out_given_up: Mutex::default(),
         })
     }
