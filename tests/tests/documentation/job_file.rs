@@ -8,6 +8,9 @@ use steadfast_common::models::BUILT_IN;
 /// The key that chooses between the kinds of job files.
 const KIND: &str = "kind";
 
+/// The key whose value is a list of sections.
+const LIST: &str = "optimizer.groups";
+
 /// Returns what the page says otherwise than the code.
 pub fn differences(page: &str) -> Vec<String> {
     let (training, elastic) = page.split_once("\n## Elastic jobs").expect("the page has a section");
@@ -22,11 +25,11 @@ fn compared(text: &str, keys: &[String]) -> Vec<String> {
     let is_section = |key: &str| keys.iter().any(|it| it.starts_with(&format!("{key}.")));
     let keys: BTreeSet<String> = keys.iter().filter(|key| !is_section(key)).cloned().collect();
     let shown = rows(text);
-    // The section of tables is a table of a section for each name.
-    let shown: BTreeSet<String> = shown
-        .into_iter()
-        .map(|key| if key.starts_with("tables.") { "tables".into() } else { key })
-        .collect();
+    // The section of tables is a table of a section for each name; a list of sections is one key.
+    let whole =
+        |key: &String| ["tables", LIST].into_iter().find(|it| key.starts_with(&format!("{it}.")));
+    let shown: BTreeSet<String> =
+        shown.into_iter().map(|key| whole(&key).map_or(key.clone(), str::to_owned)).collect();
     let missing = keys.difference(&shown).map(|key| format!("`{key}` has no row"));
     let unknown = shown.difference(&keys).map(|key| format!("`{key}` is not a key"));
     missing.chain(unknown).collect()
@@ -40,6 +43,9 @@ fn rows(text: &str) -> BTreeSet<String> {
         if let Some(heading) = line.strip_prefix("## ") {
             let name = heading.strip_prefix("`[").and_then(|it| it.strip_suffix("]`"));
             section = name.map(|name| format!("{name}.")).unwrap_or_default();
+        }
+        if line == format!("### `[[{LIST}]]`") {
+            section = format!("{LIST}.");
         }
         if !line.starts_with('|') {
             is_of_keys = false;
