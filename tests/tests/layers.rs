@@ -1,6 +1,6 @@
 //! Checks the layers of the crates, and the style rules that can be checked automatically.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -432,22 +432,33 @@ fn targets_that_cargo_does_not_test_have_no_tests() {
 /// A library with other features would be compiled once more for the wheel, with all that depend on it.
 #[test]
 fn the_wheel_uses_the_libraries_that_the_programs_were_built_with() {
-    let features = |packages: &[&str]| -> BTreeSet<String> {
+    // By package, kind of target, and whether it is for the build itself: the sets of features.
+    let features = |selected: &[&str]| -> BTreeMap<String, BTreeSet<String>> {
         let output = Command::new(env!("CARGO"))
-            .args(["tree", "--offline", "--edges", "normal,build", "--prefix", "none"])
-            .args(["--format", "{p} [{f}]"])
-            .args(packages)
+            .args(["build", "--release", "--offline", "--unit-graph", "-Zunstable-options"])
+            .args(selected)
+            .env("RUSTC_BOOTSTRAP", "1")
             .current_dir(env!("CARGO_MANIFEST_DIR"))
             .output()
-            .expect("cargo tree runs");
+            .expect("cargo runs");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let text = String::from_utf8(output.stdout).expect("cargo prints text");
-        text.lines().map(|line| line.trim_end_matches(" (*)").to_owned()).collect()
+        let graph: serde_json::Value =
+            serde_json::from_slice(&output.stdout).expect("a graph is JSON");
+        let mut features: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        for unit in graph["units"].as_array().expect("a graph has units") {
+            let (kind, platform) = (&unit["target"]["kind"], &unit["platform"]);
+            let name = format!("{} {kind} {} {platform}", unit["pkg_id"], unit["mode"]);
+            features.entry(name).or_default().insert(unit["features"].to_string());
+        }
+        features
     };
-    let all = features(&["--workspace", "--features", "steadfast-pserver/rocksdb"]);
-    let of_wheel = features(&["--package", "steadfast-python"]);
-    let other: Vec<String> = of_wheel.difference(&all).cloned().collect();
-    report(&other);
+    let all = features(&["--workspace", "--bins", "--features", "steadfast-pserver/rocksdb"]);
+    let of_wheel = features(&["--package", "steadfast-python", "--lib"]);
+    let errors = of_wheel.iter().filter_map(|(name, own)| {
+        let other: Vec<&String> = own.difference(all.get(name)?).collect();
+        (!other.is_empty()).then(|| format!("{name} has other features in the wheel: {other:?}"))
+    });
+    report(&errors.collect::<Vec<_>>());
 }
 
 /// Every package is listed in the code map, in the list of directories of the README, and in the list of
