@@ -232,7 +232,7 @@ pub struct EvaluationRecord {
     #[serde(deserialize_with = "nan_if_null")]
     pub metric: f64,
     pub metric_name: String,
-    /// What follows from this evaluation and those before; only if evaluations decide about the course of the job.
+    /// Says what follows from this evaluation and those before. Present if evaluations decide about the course of the job.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub course: Option<Course>,
     /// The parameters, if they were written because they are the best so far.
@@ -240,7 +240,7 @@ pub struct EvaluationRecord {
     pub model: Option<KeptModel>,
 }
 
-/// What follows from the evaluations of a job so far.
+/// States what follows from the evaluations of a job so far.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Course {
     /// The best evaluation, which may be the latest.

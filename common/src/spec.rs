@@ -380,10 +380,10 @@ pub struct LearningRateSpec {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Interpolation {
-    /// That of the point before.
+    /// The learning rate stays that of the point before.
     #[default]
     Hold,
-    /// On the straight line between them.
+    /// The learning rate moves on the straight line between them.
     Linear,
 }
 
@@ -550,10 +550,10 @@ pub enum Goal {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Keep {
-    /// Those after the last step.
+    /// The result is the parameters after the last step.
     #[default]
     Last,
-    /// Those with the best evaluation.
+    /// The result is the parameters with the best evaluation.
     Best,
 }
 

@@ -35,7 +35,7 @@ pub struct Recording {
 /// Follows etcd and audits the latest checkpoint whenever there is a new one.
 pub struct Auditor<'a> {
     keys: &'a Keys,
-    /// What etcd holds, by key.
+    /// Holds the values of etcd by key.
     values: BTreeMap<String, String>,
     /// Whether the latest checkpoint or the result has changed since the last audit.
     is_due: bool,
@@ -44,7 +44,7 @@ pub struct Auditor<'a> {
     _mounted: Mounted,
     /// Number of audits so far.
     pub audits: u64,
-    /// What was read so far, if it is wanted.
+    /// Collects what was read so far, if it is wanted.
     pub recording: Option<Recording>,
 }
 
@@ -151,7 +151,7 @@ impl<'a> Auditor<'a> {
     }
 }
 
-/// Why the evidence cannot be read.
+/// Says why the evidence cannot be read.
 #[derive(Debug, thiserror::Error)]
 enum Unread {
     #[error(transparent)]

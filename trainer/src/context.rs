@@ -490,7 +490,7 @@ impl Context {
             Ok(bytes) if is_whole(&bytes) => place.write(bytes).await?,
             Ok(_) => return Err(TrainError::BestLost("is damaged", kept.url.clone())),
             Err(StoreError::NotFound { .. }) => {
-                // A trainer that copied it died before it reported that, or nobody has it any more.
+                // A trainer that copied it died before it reported that, or the file is lost.
                 match place.read().await {
                     Ok(bytes) if is_whole(&bytes) => {}
                     Ok(_) | Err(StoreError::NotFound { .. }) => {

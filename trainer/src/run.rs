@@ -219,7 +219,7 @@ async fn train_one_generation(
             error!(%error, "training has diverged");
             Ok(generation.report_divergence(error.to_string()).await?)
         }
-        // Nobody can write them again.
+        // No trainer can write them again.
         Err(error @ TrainError::BestLost(..)) => {
             error!(%error, "the job cannot be finished");
             Ok(generation.report_divergence(error.to_string()).await?)
