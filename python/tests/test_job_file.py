@@ -33,14 +33,18 @@ def test_the_script_beside_the_job_file_is_run(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_a_signal_ends_a_script_that_has_no_trainer_yet(tmp_path, number):
     path = job_file(tmp_path, 'script = "program.py"')
-    wait = "print('ready', flush=True)\nwhile True: signal.pause()\n"
-    (tmp_path / "program.py").write_text("import signal\n" + wait)
+    # `signal.pause` would miss a signal that arrives just before it.
+    wait = "print('ready', flush=True)\nwhile True: time.sleep(0.1)\n"
+    (tmp_path / "program.py").write_text("import time\n" + wait)
     environment = {**os.environ, "STEADFAST_JOB_FILE": str(path)}
     with subprocess.Popen(COMMAND, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGUSR1)
         process.send_signal(number)
-        assert process.wait(timeout=20) == 0
+        try:
+            assert process.wait(timeout=20) == 0
+        finally:
+            process.kill()
 
 
 def test_modules_beside_the_job_file_are_found_first(tmp_path, monkeypatch):
