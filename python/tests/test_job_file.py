@@ -33,7 +33,7 @@ def test_the_script_beside_the_job_file_is_run(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_a_signal_ends_a_script_that_has_no_trainer_yet(tmp_path, number):
     path = job_file(tmp_path, 'script = "program.py"')
-    # `signal.pause` would miss a signal that arrives just before it.
+    # The script only has to stay alive: `signal.pause` would miss a signal that arrives just before it.
     wait = "print('ready', flush=True)\nwhile True: time.sleep(0.1)\n"
     (tmp_path / "program.py").write_text("import time\n" + wait)
     environment = {**os.environ, "STEADFAST_JOB_FILE": str(path)}

@@ -142,7 +142,7 @@ struct Run<'a> {
     scene: Scene,
     observed: Arc<Mutex<Observed>>,
     manifest: Manifest,
-    /// What an audit reads, if it is wanted.
+    /// Collects what an audit reads, if it is wanted.
     recording: Option<Recording>,
     result: Option<ResultRecord>,
     /// The simulated time of the result.

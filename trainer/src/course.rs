@@ -1,4 +1,4 @@
-//! What the evaluations of a job decided so far, as etcd shows it.
+//! Follows what the evaluations of a job decided so far, as etcd shows it.
 
 use std::collections::BTreeSet;
 

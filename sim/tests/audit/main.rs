@@ -1,4 +1,4 @@
-//! What the audit finds in simulated jobs: nothing in what a run leaves, and each change of it.
+//! Checks that the audit finds nothing in what a simulated job leaves, and finds each change of it.
 
 #![allow(clippy::unwrap_used)]
 
