@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use steadfast_common::durations::{self, parse_or_seconds};
-use steadfast_common::rendezvous::{NodeRange, SLOTS_MAX};
+use steadfast_common::job::durations::{self, parse_or_seconds};
+use steadfast_common::records::rendezvous::{NodeRange, SLOTS_MAX};
 use steadfast_process::{EtcdAuthArgs, LogArgs, SecurityArgs, job_name, lease_ttl};
 
 use crate::gpus;

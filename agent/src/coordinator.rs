@@ -8,12 +8,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Parser};
-use steadfast_common::durations;
-use steadfast_common::elastic::ElasticSpec;
 use steadfast_common::error::ErrorKind;
-use steadfast_common::keys::Keys;
+use steadfast_common::job::durations;
+use steadfast_common::job::elastic::ElasticSpec;
+use steadfast_common::records::keys::Keys;
+use steadfast_common::records::rendezvous::NodeRange;
 use steadfast_common::records::{JobOutcome, ResultRecord};
-use steadfast_common::rendezvous::NodeRange;
 use steadfast_coord::{CoordError, Etcd, EtcdOptions};
 use steadfast_etcd::{Config, Server};
 use steadfast_host::random;

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use steadfast_agent_core::round::Past;
 use steadfast_common::ids::NodeId;
-use steadfast_common::rendezvous::{MemberRecord, RoundRecord};
+use steadfast_common::records::rendezvous::{MemberRecord, RoundRecord};
 
 use crate::ports::NodePorts;
 

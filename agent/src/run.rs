@@ -7,11 +7,11 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use steadfast_agent_core::round::Past;
-use steadfast_common::elastic::ElasticSpec;
 use steadfast_common::ids::NodeId;
-use steadfast_common::keys::Keys;
+use steadfast_common::job::elastic::ElasticSpec;
+use steadfast_common::records::keys::Keys;
+use steadfast_common::records::rendezvous::{AgentRecord, Runner};
 use steadfast_common::records::{JobOutcome, ResultRecord};
-use steadfast_common::rendezvous::{AgentRecord, Runner};
 use steadfast_common::role::Role;
 use steadfast_coord::{Etcd, EtcdOptions, backoff};
 use steadfast_elastic_client::{Change, Membership, NodeError, NodeIdentity, Terms};

@@ -1,6 +1,6 @@
 //! The benchmarks and their references.
 
-use steadfast_common::spec::OptimizerKind;
+use steadfast_common::job::spec::OptimizerKind;
 
 use crate::checkpoint::Meanwhile;
 use crate::kernels::{BLOCK, LARGE};

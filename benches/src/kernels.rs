@@ -3,12 +3,12 @@
 use std::hint::black_box;
 
 use bytes::Bytes;
-use steadfast_common::byte_segments::ByteSegments;
-use steadfast_common::compression::Codec;
-use steadfast_common::contribution::{LaneEnd, LaneShare};
 use steadfast_common::ids::Lane;
-use steadfast_common::spec::{OptimizerKind, OptimizerSpec};
-use steadfast_common::widest::widest;
+use steadfast_common::job::spec::{OptimizerKind, OptimizerSpec};
+use steadfast_common::records::contribution::{LaneEnd, LaneShare};
+use steadfast_common::tensor::byte_segments::ByteSegments;
+use steadfast_common::tensor::compression::Codec;
+use steadfast_common::tensor::widest::widest;
 use steadfast_pserver_core::buffer_pool::BufferPool;
 use steadfast_pserver_core::contribution::ValidatedBlock;
 use steadfast_pserver_core::lane_sum::LaneSum;

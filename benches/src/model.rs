@@ -6,9 +6,9 @@ use std::sync::Arc;
 use ndarray::linalg::general_mat_mul;
 use ndarray::{Array2, ArrayView2, s};
 use steadfast_common::ids::{Lane, Pass};
-use steadfast_common::lane_tree::LaneTree;
-use steadfast_common::layout::Layout;
-use steadfast_common::spec::ModelSpec;
+use steadfast_common::job::spec::ModelSpec;
+use steadfast_common::tensor::lane_tree::LaneTree;
+use steadfast_common::tensor::layout::Layout;
 use steadfast_trainer_core::{Batch, Inputs, LaneBatches, MicroBatch, Model, Parameters, Registry};
 
 use crate::sample::Sample;

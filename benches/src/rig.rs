@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use steadfast_common::compression::Codec;
 use steadfast_common::ids::TrainerId;
-use steadfast_common::job_file::parse;
-use steadfast_common::keys::Keys;
-use steadfast_common::layout::{Layout, ParamSpec};
+use steadfast_common::job::job_file::parse;
 use steadfast_common::records::TrainerRecord;
+use steadfast_common::records::keys::Keys;
+use steadfast_common::tensor::compression::Codec;
+use steadfast_common::tensor::layout::{Layout, ParamSpec};
 use steadfast_coord::{Etcd, EtcdOptions, Session};
 use steadfast_net::TlsIdentity;
 use steadfast_net::tls::Credentials;

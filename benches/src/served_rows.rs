@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use steadfast_common::ids::{Lane, Version};
-use steadfast_common::layout::ParamSpec;
-use steadfast_common::row_ids::RowIds;
-use steadfast_common::table::{ID_BYTES, Initial, Rows, encode_ids};
+use steadfast_common::tensor::layout::ParamSpec;
+use steadfast_common::tensor::row_ids::RowIds;
+use steadfast_common::tensor::table::{ID_BYTES, Initial, Rows, encode_ids};
 use steadfast_proto::v1::BlockData;
 use steadfast_tests::{EtcdServer, Scene};
 use steadfast_training_client::Gradient;

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use futures::future::join_all;
 use steadfast_common::ids::{TrainerId, Version};
-use steadfast_common::layout::ParamSpec;
 use steadfast_common::status::TimeBreakdown;
+use steadfast_common::tensor::layout::ParamSpec;
 use steadfast_coord::{Leadership, OPS_MAX, Op, Session};
 use steadfast_tests::{EtcdServer, Job, Scene, examples};
 use steadfast_training_client::{HeldTasks, NextTask, TaskOutcome};

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use futures::future::join_all;
-use steadfast_common::applied_records::RecordRange;
 use steadfast_common::ids::{Lane, Pass, TaskId, Version};
-use steadfast_common::layout::ParamSpec;
+use steadfast_common::records::applied_records::RecordRange;
+use steadfast_common::tensor::layout::ParamSpec;
 use steadfast_tests::{EtcdServer, Job, Scene};
 use steadfast_training_client::{ContributionName, Gradient, LaneEnd, LaneShare, LanesName};
 

@@ -11,8 +11,8 @@ use clap::Args;
 use serde::Serialize;
 use steadfast_audit::history::{self, HistoryReport, Revision, etcdctl};
 use steadfast_audit::{Evidence, Report, Severity};
-use steadfast_common::elastic::AnyJobRecord;
 use steadfast_common::error::ErrorKind;
+use steadfast_common::job::elastic::AnyJobRecord;
 use steadfast_process::{Failure, print_line};
 
 use crate::job_args::{Job, JobArgs};

@@ -5,9 +5,9 @@ use std::process::ExitCode;
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use steadfast_common::columns::{ColumnSpec, ColumnType};
 use steadfast_common::error::ErrorKind;
-use steadfast_common::spec::{DataFormat, DatasetSpec, Header, Transform};
+use steadfast_common::job::columns::{ColumnSpec, ColumnType};
+use steadfast_common::job::spec::{DataFormat, DatasetSpec, Header, Transform};
 use steadfast_data::{DataError, IfThere, Target, convert};
 use steadfast_process::{Failure, print_line};
 

@@ -6,10 +6,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use clap::Args;
 use serde::Serialize;
 use steadfast_common::ids::Slot;
+use steadfast_common::records::rendezvous::AgentRecord;
 use steadfast_common::records::{
     JobRecord, MasterRecord, PserverRecord, TrainerRecord, WaitsRecord,
 };
-use steadfast_common::rendezvous::AgentRecord;
 use steadfast_coord::EtcdOptions;
 use steadfast_host::random;
 use steadfast_net::{Probe, TlsIdentity, probe};

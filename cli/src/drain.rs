@@ -4,8 +4,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use steadfast_common::durations::parse;
 use steadfast_common::error::ErrorKind;
+use steadfast_common::job::durations::parse;
 use steadfast_common::records::{JobOutcome, ResultRecord};
 use steadfast_process::{Failure, print_line};
 use tokio::time::{Instant, sleep};

@@ -3,8 +3,8 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use steadfast_common::key_table::{KEYS, Writer};
-use steadfast_common::keys::Keys;
+use steadfast_common::records::key_table::{KEYS, Writer};
+use steadfast_common::records::keys::Keys;
 use steadfast_common::role::Role;
 use steadfast_coord::{Etcd, Grant};
 use steadfast_process::{EtcdArgs, Failure, TlsArgs, job_name, print_line};

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde_json::Value;
 use steadfast_common::error::ErrorKind;
-use steadfast_common::keys::Keys;
+use steadfast_common::records::keys::Keys;
 use steadfast_coord::{Etcd, EtcdOptions};
 use steadfast_etcd::{Config, Server};
 use steadfast_net::TlsIdentity;

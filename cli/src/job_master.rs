@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::Generation;
-use steadfast_common::keys::Keys;
+use steadfast_common::records::keys::Keys;
 use steadfast_common::records::{MasterRecord, WaitsRecord};
 use steadfast_common::role::Role;
 use steadfast_common::status::ElasticStatus;

@@ -6,14 +6,14 @@ use std::process::ExitCode;
 use clap::Args;
 use serde::Serialize;
 use serde_json::{Value, json};
-use steadfast_common::given_up::GivenUpRecord;
 use steadfast_common::ids::{Incarnation, Pass, Slot, TaskId};
+use steadfast_common::job::spec::Mode;
+use steadfast_common::records::given_up::GivenUpRecord;
+use steadfast_common::records::rendezvous::AgentRecord;
 use steadfast_common::records::{
     CheckpointRecord, JobRecord, MasterRecord, PserverRecord, QueueRecord, TaskRecord,
     TrainerRecord,
 };
-use steadfast_common::rendezvous::AgentRecord;
-use steadfast_common::spec::Mode;
 use steadfast_process::{Failure, print_line};
 use uuid::Uuid;
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use serde_json::Value;
-use steadfast_common::keys::Keys;
+use steadfast_common::records::keys::Keys;
 use steadfast_coord::Etcd;
 
 use support::{FakeMaster, Stage, all_exited, eventually};
@@ -83,7 +83,7 @@ async fn a_job_that_lost_data_ends_with_a_code_of_its_own() {
 
 /// Puts the job of the stage, as a master does.
 async fn put_job(etcd: &Etcd) {
-    let spec = steadfast_common::job_file::parse(support::JOB).unwrap();
+    let spec = steadfast_common::job::job_file::parse(support::JOB).unwrap();
     let (format, store) = (steadfast_common::records::FORMAT, "file:///");
     let record = serde_json::json!({
         "format": format, "spec": spec, "digest": "", "store": store, "manifest": "",

@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use steadfast_common::job_file;
-use steadfast_common::spec::JobSpec;
+use steadfast_common::job::job_file;
+use steadfast_common::job::spec::JobSpec;
 
 /// Digests of the job files among the examples.
 const EXAMPLES: &[(&str, &str)] = &[

@@ -3,8 +3,8 @@
 use std::cell::LazyCell;
 
 use bytes::Bytes;
-use steadfast_common::dataset::{ReadOptions, Records};
-use steadfast_common::spec::{DataFormat, DatasetSpec, Header};
+use steadfast_common::job::dataset::{ReadOptions, Records};
+use steadfast_common::job::spec::{DataFormat, DatasetSpec, Header};
 use steadfast_data::{DataError, plan, read};
 use steadfast_store::open;
 use tokio::runtime::{Builder, Runtime};

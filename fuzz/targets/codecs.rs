@@ -4,9 +4,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use steadfast_common::byte_segments::ByteSegments;
-use steadfast_common::compression::Codec;
-use steadfast_common::finite::are_finite;
+use steadfast_common::tensor::byte_segments::ByteSegments;
+use steadfast_common::tensor::compression::Codec;
+use steadfast_common::tensor::finite::are_finite;
 use steadfast_fuzz::{seeds, split, within};
 use steadfast_pserver_core::buffer_pool::BufferPool;
 use steadfast_pserver_core::contribution::ValidatedBlock;

@@ -6,7 +6,7 @@
 use std::io::Write;
 
 use libfuzzer_sys::fuzz_target;
-use steadfast_common::spec::{DataFormat, Header};
+use steadfast_common::job::spec::{DataFormat, Header};
 use steadfast_fuzz::datasets::{records, spec};
 use steadfast_fuzz::{seeds, within};
 

@@ -9,14 +9,16 @@ use std::sync::Arc;
 use bytes::Bytes;
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
-use steadfast_common::applied_records::RecordRange;
-use steadfast_common::compression::Codec;
-use steadfast_common::contribution::{LaneEnd, LaneShare};
 use steadfast_common::ids::{Lane, Pass, Slot, TaskId, Version};
-use steadfast_common::layout::{Layout, ParamSpec};
-use steadfast_common::placement::{Placement, PlacementRecord};
-use steadfast_common::spec::{LearningRateSpec, Mode, OptimizerKind, OptimizerSpec, TableSpec};
-use steadfast_common::table::{Initial, Rows};
+use steadfast_common::job::spec::{
+    LearningRateSpec, Mode, OptimizerKind, OptimizerSpec, TableSpec,
+};
+use steadfast_common::records::applied_records::RecordRange;
+use steadfast_common::records::contribution::{LaneEnd, LaneShare};
+use steadfast_common::tensor::compression::Codec;
+use steadfast_common::tensor::layout::{Layout, ParamSpec};
+use steadfast_common::tensor::placement::{Placement, PlacementRecord};
+use steadfast_common::tensor::table::{Initial, Rows};
 use steadfast_fuzz::{seeds, within};
 use steadfast_pserver_core::block_store::{BlockStore, ShardSnapshot};
 use steadfast_pserver_core::contribution::{Contributed, Contribution, Refusal, ValidatedBlock};

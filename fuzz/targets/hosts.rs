@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use libfuzzer_sys::fuzz_target;
 use steadfast_common::ids::Millis;
-use steadfast_common::rendezvous::SLOTS_MAX;
+use steadfast_common::records::rendezvous::SLOTS_MAX;
 use steadfast_fuzz::{seeds, within};
 use steadfast_launcher_core::discovery::{Discovery, Update};
 use steadfast_launcher_core::hosts::{HOSTS_MAX, Host, HostName, parse_list, parse_output};

@@ -7,7 +7,7 @@ use std::fmt::Debug;
 use libfuzzer_sys::fuzz_target;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use steadfast_common::job_file::{JobFile, parse_any};
+use steadfast_common::job::job_file::{JobFile, parse_any};
 use steadfast_fuzz::{seeds, within};
 
 /// A parsed TOML document consists of many small allocations.

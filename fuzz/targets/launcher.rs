@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use libfuzzer_sys::fuzz_target;
 use serde_json::json;
 use steadfast_common::ids::Millis;
-use steadfast_common::launch::{HostRecord, LauncherRecord, Outcome};
+use steadfast_common::records::launch::{HostRecord, LauncherRecord, Outcome};
 use steadfast_fuzz::{seeds, within};
 use steadfast_launcher_core::Exit;
 use steadfast_launcher_core::discovery::Discovery;

@@ -6,9 +6,9 @@
 use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;
 use sha2::{Digest, Sha256};
-use steadfast_common::columns::{ColumnSpec, ColumnType, Element};
-use steadfast_common::dataset::{Chunk, DataFile, Manifest, hex};
 use steadfast_common::ids::TaskId;
+use steadfast_common::job::columns::{ColumnSpec, ColumnType, Element};
+use steadfast_common::job::dataset::{Chunk, DataFile, Manifest, hex};
 use steadfast_fuzz::{seeds, within};
 
 /// The shortest elements are a file `{"url":"","size_bytes":0}`, a chunk `[0,0,0,0,0]` and a name `""`.

@@ -12,7 +12,7 @@ use parquet::data_type::{BoolType, ByteArrayType, DataType, DoubleType, Int32Typ
 use parquet::file::properties::{WriterProperties, WriterVersion};
 use parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
 use parquet::schema::parser::parse_message_type;
-use steadfast_common::spec::{DataFormat, DatasetSpec, Header};
+use steadfast_common::job::spec::{DataFormat, DatasetSpec, Header};
 use steadfast_fuzz::datasets::{DECODER, records, spec};
 use steadfast_fuzz::{seeds, within};
 

@@ -9,18 +9,18 @@ use libfuzzer_sys::fuzz_target;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
-use steadfast_common::code::CodeRecord;
-use steadfast_common::elastic::{AnyJobRecord, ElasticJobRecord};
-use steadfast_common::given_up::GivenUpRecord;
 use steadfast_common::ids::Slot;
-use steadfast_common::launch::{HostRecord, LauncherRecord};
-use steadfast_common::layout::Layout;
-use steadfast_common::placement::Placement;
-use steadfast_common::records::*;
-use steadfast_common::rendezvous::{
+use steadfast_common::job::elastic::{AnyJobRecord, ElasticJobRecord};
+use steadfast_common::records::code::CodeRecord;
+use steadfast_common::records::given_up::GivenUpRecord;
+use steadfast_common::records::launch::{HostRecord, LauncherRecord};
+use steadfast_common::records::rendezvous::{
     AgentRecord, NodeRecord, ReleaseRecord, RoundRecord, SharedRecord,
 };
-use steadfast_common::stream::{StreamPassRecord, StreamRecord};
+use steadfast_common::records::stream::{StreamPassRecord, StreamRecord};
+use steadfast_common::records::*;
+use steadfast_common::tensor::layout::Layout;
+use steadfast_common::tensor::placement::Placement;
 use steadfast_fuzz::{seeds, within};
 
 /// The shortest elements in JSON are `{}` in a list and a key of a map.

@@ -9,9 +9,9 @@ use libfuzzer_sys::fuzz_target;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 use steadfast_common::ids::{Millis, NodeId, Round};
-use steadfast_common::keys::{Keys, TagKey};
 use steadfast_common::records::JobOutcome;
-use steadfast_common::rendezvous::{
+use steadfast_common::records::keys::{Keys, TagKey};
+use steadfast_common::records::rendezvous::{
     AgentRecord, EXIT_TAG, NodeRange, NodeRecord, ReleaseRecord, RoundRecord, Runner,
 };
 use steadfast_fuzz::{seeds, within};

@@ -9,8 +9,8 @@ use std::sync::{Arc, LazyLock};
 use libfuzzer_sys::fuzz_target;
 use steadfast_checkpoint::row_file::{RangeTensors, RowFileMeta, encode_rows};
 use steadfast_checkpoint::{BlockNames, RowFileDecoder};
-use steadfast_common::layout::{Layout, ParamSpec};
-use steadfast_common::table::Initial;
+use steadfast_common::tensor::layout::{Layout, ParamSpec};
+use steadfast_common::tensor::table::Initial;
 use steadfast_fuzz::{seeds, split, within};
 
 /// The header is JSON, in which a tensor takes at least 50 bytes.

@@ -4,7 +4,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use steadfast_common::spec::{DataFormat, DatasetSpec, Header};
+use steadfast_common::job::spec::{DataFormat, DatasetSpec, Header};
 use steadfast_fuzz::datasets::{is_compressed, records, spec};
 use steadfast_fuzz::{seeds, within};
 

@@ -9,9 +9,9 @@ use libfuzzer_sys::fuzz_target;
 use steadfast_checkpoint::{
     BlockNames, BlockTensors, ShardDecoder, ShardFile, ShardMeta, encode_shard,
 };
-use steadfast_common::applied_records::AppliedRecords;
-use steadfast_common::layout::{Layout, ParamSpec};
-use steadfast_common::table::Initial;
+use steadfast_common::records::applied_records::AppliedRecords;
+use steadfast_common::tensor::layout::{Layout, ParamSpec};
+use steadfast_common::tensor::table::Initial;
 use steadfast_fuzz::{seeds, split, within};
 
 /// The header is JSON, in which a tensor takes at least 50 bytes.

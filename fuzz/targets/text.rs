@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use steadfast_common::spec::{DataFormat, Header};
+use steadfast_common::job::spec::{DataFormat, Header};
 use steadfast_fuzz::datasets::{is_compressed, records, spec};
 use steadfast_fuzz::{seeds, within};
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use steadfast_agent::launcher_link::{ALIVE, BEAT, SILENCE_MAX, byte_of};
-use steadfast_common::keys::Keys;
-use steadfast_common::rendezvous::AgentRecord;
+use steadfast_common::records::keys::Keys;
+use steadfast_common::records::rendezvous::AgentRecord;
 use steadfast_coord::{CoordError, Etcd, Mirror, Range, View};
 use steadfast_host::task::{Task, spawn};
 use steadfast_launcher_core::Exit;

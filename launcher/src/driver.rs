@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use steadfast_agent::Coordinator;
 use steadfast_common::error::ErrorKind;
-use steadfast_common::launch::{LauncherRecord, Outcome};
+use steadfast_common::records::launch::{LauncherRecord, Outcome};
 use steadfast_common::status::{HostStatus, LauncherStatus};
 use steadfast_coord::term::{Committer, End, Term};
 use steadfast_coord::{CoordError, Leadership, Session, now};

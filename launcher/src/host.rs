@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use steadfast_agent::Coordinator;
 use steadfast_common::error::ErrorKind;
-use steadfast_common::launch::Outcome;
+use steadfast_common::records::launch::Outcome;
 use steadfast_coord::term::Host;
 use steadfast_coord::{CoordError, Session, Transaction, now};
 use steadfast_launcher_core::launcher::{Change, Fact};

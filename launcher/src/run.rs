@@ -5,10 +5,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use steadfast_agent::{Coordinator, CoordinatorSettings, connect_to_etcd};
-use steadfast_common::durations::parse_or_seconds;
-use steadfast_common::elastic::{AnyJobRecord, ElasticSpec};
-use steadfast_common::keys::Keys;
-use steadfast_common::rendezvous::{NODES_MAX, NodeRange};
+use steadfast_common::job::durations::parse_or_seconds;
+use steadfast_common::job::elastic::{AnyJobRecord, ElasticSpec};
+use steadfast_common::records::keys::Keys;
+use steadfast_common::records::rendezvous::{NODES_MAX, NodeRange};
 use steadfast_coord::{Etcd, Mirror, Range};
 use steadfast_host::random;
 use steadfast_launcher_core::settings::{Settings, WorkerRange};

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use steadfast_common::error::ErrorKind;
-use steadfast_common::keys::Keys;
-use steadfast_common::launch::{HostRecord, LauncherRecord};
+use steadfast_common::records::keys::Keys;
+use steadfast_common::records::launch::{HostRecord, LauncherRecord};
 use steadfast_coord::{CoordError, Etcd, Leadership, Op, Session};
 use steadfast_launcher_core::hosts::HostName;
 use steadfast_launcher_core::launcher::{Change, Launcher};

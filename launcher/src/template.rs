@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use steadfast_common::rendezvous::NodeRange;
+use steadfast_common::records::rendezvous::NodeRange;
 use steadfast_launcher_core::hosts::HostName;
 use steadfast_process::Failure;
 use steadfast_supervise::{Input, Output, WorkerSpec};

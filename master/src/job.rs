@@ -3,13 +3,13 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use steadfast_common::dataset::Manifest;
-use steadfast_common::elastic::{AnyJobRecord, ElasticJobRecord, ElasticSpec};
 use steadfast_common::error::ErrorKind;
-use steadfast_common::job_file::{self, JobFile};
-use steadfast_common::keys::Keys;
+use steadfast_common::job::dataset::Manifest;
+use steadfast_common::job::elastic::{AnyJobRecord, ElasticJobRecord, ElasticSpec};
+use steadfast_common::job::job_file::{self, JobFile};
+use steadfast_common::job::spec::JobSpec;
+use steadfast_common::records::keys::Keys;
 use steadfast_common::records::{FORMAT, JobRecord};
-use steadfast_common::spec::JobSpec;
 use steadfast_coord::Etcd;
 use steadfast_data::DataError;
 use steadfast_process::Failure;

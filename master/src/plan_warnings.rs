@@ -1,7 +1,7 @@
 //! Warnings about the division of a dataset into tasks: too few leave trainers idle, and small ones cost time.
 
-use steadfast_common::dataset::Manifest;
-use steadfast_common::spec::{JobSpec, Mode};
+use steadfast_common::job::dataset::Manifest;
+use steadfast_common::job::spec::{JobSpec, Mode};
 
 use crate::job::Job;
 
@@ -85,8 +85,8 @@ fn is_enough(records: u64, sharers: u64, batch: u64) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use steadfast_common::dataset::Chunk;
-    use steadfast_common::job_file;
+    use steadfast_common::job::dataset::Chunk;
+    use steadfast_common::job::job_file;
     use steadfast_common::records::{FORMAT, JobRecord};
 
     use super::*;

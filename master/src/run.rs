@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use clap::Parser;
 use serde::Serialize;
-use steadfast_common::durations;
-use steadfast_common::elastic::ElasticSpec;
 use steadfast_common::error::ErrorKind;
-use steadfast_common::keys::Keys;
+use steadfast_common::job::durations;
+use steadfast_common::job::elastic::ElasticSpec;
+use steadfast_common::records::keys::Keys;
 use steadfast_common::records::{LockRecord, MasterRecord, ResultRecord, WaitsRecord};
 use steadfast_common::role::Role;
 use steadfast_coord::{CoordError, Etcd, Leadership, Mirror, Op, Range, Session};

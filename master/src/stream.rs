@@ -12,15 +12,15 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::FutureExt;
 use sha2::{Digest, Sha256};
-use steadfast_common::dataset::{Manifest, hex};
 use steadfast_common::ids::Pass;
-use steadfast_common::keys::Keys;
-use steadfast_common::records::{CheckpointRecord, JobRecord};
-use steadfast_common::spec::DatasetSpec;
-use steadfast_common::status::StreamStatus;
-use steadfast_common::stream::{
+use steadfast_common::job::dataset::{Manifest, hex};
+use steadfast_common::job::spec::DatasetSpec;
+use steadfast_common::records::keys::Keys;
+use steadfast_common::records::stream::{
     ForgottenFiles, LeftOut, StreamFile, StreamPassRecord, StreamRecord,
 };
+use steadfast_common::records::{CheckpointRecord, JobRecord};
+use steadfast_common::status::StreamStatus;
 use steadfast_coord::{CoordError, Etcd, now};
 use steadfast_data::{DataError, ErrorKind, ODD_NAME, StreamListing};
 use steadfast_host::time::{sleep, unix_ms};

@@ -1,8 +1,8 @@
 //! Names of contributions on the wire.
 
-use steadfast_common::applied_records::RecordRange;
-use steadfast_common::contribution::{ContributionName, LaneEnd, LaneShare, LanesName};
 use steadfast_common::ids::{Lane, Pass, TaskId, Version};
+use steadfast_common::records::applied_records::RecordRange;
+use steadfast_common::records::contribution::{ContributionName, LaneEnd, LaneShare, LanesName};
 
 use crate::v1::push_header::Name;
 use crate::v1::{self, LaneContribution, TaskContribution};

@@ -2,8 +2,8 @@
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use prost::Message;
-use steadfast_common::byte_segments::ByteSegments;
 use steadfast_common::error::ErrorKind;
+use steadfast_common::tensor::byte_segments::ByteSegments;
 use tonic::Status;
 
 use crate::framing::{BLOCKS, DATA, HEADER, NUMBER, PREFIX};
@@ -382,7 +382,7 @@ mod tests {
     #[test]
     fn the_header_of_as_many_lanes_as_a_job_may_have_is_read() {
         let share = LaneShare { records: u32::MAX, last: true, checksum: u64::MAX };
-        let shares = vec![share; steadfast_common::spec::LANES_MAX as usize];
+        let shares = vec![share; steadfast_common::job::spec::LANES_MAX as usize];
         let name = LaneContribution { version: u64::MAX, lane: u32::MAX, shares };
         let header = PushHeader { name: Some(Name::Lanes(name)), ..PushHeader::default() };
         let message = PushRequest { header: Some(header), blocks: Vec::new() };

@@ -19,7 +19,7 @@ pub use framing::{encode, encode_chunks, framed};
 pub use pull::{PullAnswer, VersionMatch};
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Pass, Version};
-use steadfast_common::position::Position;
+use steadfast_common::records::position::Position;
 pub use tensor_method::TensorMethod;
 use tonic::{Code, Status};
 pub use worker_token::WorkerToken;

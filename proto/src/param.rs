@@ -1,7 +1,7 @@
 //! Parameters on the wire.
 
-use steadfast_common::layout::{ParamSpec, UpdateRule};
-use steadfast_common::table::Initial;
+use steadfast_common::tensor::layout::{ParamSpec, UpdateRule};
+use steadfast_common::tensor::table::Initial;
 
 use crate::v1::param::Update;
 use crate::v1::{self, Param, table};

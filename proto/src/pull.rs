@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use steadfast_common::ids::Version;
-use steadfast_common::position::Position;
+use steadfast_common::records::position::Position;
 
 use crate::v1::{PullHeader, PullRequest, Target};
 

@@ -1,6 +1,6 @@
 //! Distributes tensors over the messages of a stream.
 
-use steadfast_common::table::{ID_BYTES, Rows};
+use steadfast_common::tensor::table::{ID_BYTES, Rows};
 
 use crate::v1::BlockData;
 

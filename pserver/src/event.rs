@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use steadfast_common::contribution::{ContributionName, LanesName};
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Generation, Version};
-use steadfast_common::layout::Layout;
-use steadfast_common::position::Position;
 use steadfast_common::records::GenerationRecord;
-use steadfast_common::row_ids::RowIds;
-use steadfast_common::table::Rows;
+use steadfast_common::records::contribution::{ContributionName, LanesName};
+use steadfast_common::records::position::Position;
+use steadfast_common::tensor::layout::Layout;
+use steadfast_common::tensor::row_ids::RowIds;
+use steadfast_common::tensor::table::Rows;
 use steadfast_proto::{PullAnswer, VersionMatch};
 use steadfast_pserver_core::block_store::{Parameters, ShardSnapshot};
 use steadfast_pserver_core::contribution::{Contributed, Contribution, Refusal, ValidatedBlock};

@@ -2,13 +2,13 @@
 
 use std::sync::{Arc, OnceLock};
 
-use steadfast_common::compression::Codec;
-use steadfast_common::contribution::{ContributionName, LanesName};
 use steadfast_common::ids::{Generation, Incarnation, Lane, Slot, Version};
-use steadfast_common::layout::{Block, Layout};
-use steadfast_common::placement::{Placement, PlacementRecord};
-use steadfast_common::position::Position;
 use steadfast_common::records::GenerationRecord;
+use steadfast_common::records::contribution::{ContributionName, LanesName};
+use steadfast_common::records::position::Position;
+use steadfast_common::tensor::compression::Codec;
+use steadfast_common::tensor::layout::{Block, Layout};
+use steadfast_common::tensor::placement::{Placement, PlacementRecord};
 use steadfast_host::task::{in_place, spawn};
 use steadfast_host::time::Instant;
 use steadfast_pserver_core::block_store::ShardSnapshot;

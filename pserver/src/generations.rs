@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use steadfast_common::ids::Generation;
-use steadfast_common::keys::Keys;
-use steadfast_common::placement::PlacementRecord;
+use steadfast_common::records::keys::Keys;
 use steadfast_common::records::{CheckpointRecord, GenerationRecord};
+use steadfast_common::tensor::placement::PlacementRecord;
 use steadfast_coord::{CoordError, Etcd, Mirror, backoff};
 use steadfast_host::time::{sleep, timeout};
 use steadfast_net::TlsIdentity;

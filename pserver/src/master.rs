@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use steadfast_common::keys::Keys;
 use steadfast_common::records::MasterRecord;
+use steadfast_common::records::keys::Keys;
 use steadfast_common::role::Role;
 use steadfast_coord::Etcd;
 use steadfast_host::time::timeout;

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use steadfast_common::ids::Slot;
-use steadfast_common::keys::Keys;
 use steadfast_common::records::PserverRecord;
+use steadfast_common::records::keys::Keys;
 use steadfast_common::role::Role;
 use steadfast_coord::{Mirror, View};
 use steadfast_host::task::TaskSet;

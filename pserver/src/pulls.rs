@@ -1,8 +1,8 @@
 //! Pulls that wait for their version.
 
 use steadfast_common::ids::Version;
-use steadfast_common::position::Position;
-use steadfast_common::row_ids::RowIds;
+use steadfast_common::records::position::Position;
+use steadfast_common::tensor::row_ids::RowIds;
 use steadfast_proto::{PullAnswer, VersionMatch};
 use steadfast_pserver_core::block_store::Parameters;
 use steadfast_pserver_core::contribution::Refusal;

@@ -7,8 +7,8 @@ use steadfast_checkpoint::row_file::{
 };
 use steadfast_checkpoint::{Checkpoint, CheckpointError, ShardMeta};
 use steadfast_common::ids::Version;
-use steadfast_common::layout::Layout;
 use steadfast_common::records::{RowFilesRecord, ShardRecord};
+use steadfast_common::tensor::layout::Layout;
 use steadfast_host::task::in_place;
 use steadfast_pserver_core::tables::{
     HeldRange, Obsolete, RowKind, RowsPiece, StoredRows, TableRows, TablesSnapshot,

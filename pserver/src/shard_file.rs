@@ -9,11 +9,11 @@ use steadfast_checkpoint::{
     BlockTensors, Checkpoint, CheckpointError, EncodeError, ShardFile, ShardMeta, digest,
     encode_shard, is_in_place,
 };
-use steadfast_common::applied_records::AppliedRecords;
 use steadfast_common::ids::{Incarnation, Slot};
-use steadfast_common::layout::Layout;
-use steadfast_common::placement::{Placement, PlacementRecord};
+use steadfast_common::records::applied_records::AppliedRecords;
 use steadfast_common::records::{CheckpointRecord, JobRecord, RowFilesRecord, ShardRecord};
+use steadfast_common::tensor::layout::Layout;
+use steadfast_common::tensor::placement::{Placement, PlacementRecord};
 use steadfast_host::random;
 use steadfast_host::task::in_place;
 use steadfast_pserver_core::block_store::{ShardSnapshot, SnapshotBlock};

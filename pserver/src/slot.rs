@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use steadfast_common::ids::{Incarnation, Slot};
-use steadfast_common::keys::Keys;
 use steadfast_common::records::PserverRecord;
+use steadfast_common::records::keys::Keys;
 use steadfast_coord::{CoordError, Entry, Etcd, Mirror, Op, Range, Session, Unchanged, View};
 use steadfast_host::time::sleep;
 use steadfast_process::Readiness;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Incarnation, Slot};
-use steadfast_common::keys::Keys;
+use steadfast_common::records::keys::Keys;
 use steadfast_common::records::{GenerationRecord, PserverRecord};
 use steadfast_coord::{CoordError, Deadline, Etcd, Op, Session, Unchanged, backoff};
 use steadfast_host::time::sleep;

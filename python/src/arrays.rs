@@ -7,9 +7,9 @@ use numpy::{PyArray1, PyArrayDyn, PyArrayMethods, PyReadonlyArrayDyn, PyUntypedA
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString};
-use steadfast_common::columns::{Column, Shape, Values};
-use steadfast_common::dataset::Records;
-use steadfast_common::layout::Layout;
+use steadfast_common::job::columns::{Column, Shape, Values};
+use steadfast_common::job::dataset::Records;
+use steadfast_common::tensor::layout::Layout;
 use steadfast_trainer::{Parameters, TableRows, category_id};
 
 /// Copies of more bytes than this release the GIL.

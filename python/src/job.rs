@@ -7,7 +7,7 @@ use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use safetensors::{Dtype, SafeTensors};
-use steadfast_common::job_file as format;
+use steadfast_common::job::job_file as format;
 
 use crate::error::raise;
 

@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, Mutex};
 
-use steadfast_common::code::Modules;
-use steadfast_common::layout::Layout;
-use steadfast_common::spec::ModelSpec;
+use steadfast_common::job::spec::ModelSpec;
+use steadfast_common::records::code::Modules;
+use steadfast_common::tensor::layout::Layout;
 use steadfast_trainer::own_loop::Requests;
 use steadfast_trainer::{
     Batch, Evaluation, Metric, MicroBatch, Model, ModelError, ParamSpec, Parameters, Validity,

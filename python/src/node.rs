@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
-use steadfast_common::durations;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{NodeId, Phase, Round as RoundNumber};
-use steadfast_common::keys::Keys;
+use steadfast_common::job::durations;
+use steadfast_common::records::keys::Keys;
+use steadfast_common::records::rendezvous::{AgentRecord, RoundRecord, Runner};
 use steadfast_common::records::{JobOutcome, ResultRecord};
-use steadfast_common::rendezvous::{AgentRecord, RoundRecord, Runner};
 use steadfast_coord::{Etcd, EtcdOptions};
 use steadfast_elastic_client::{Entered, Joined, NodeError, NodeIdentity, NodeSession, Terms};
 use steadfast_host::random;

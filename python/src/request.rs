@@ -1,7 +1,7 @@
 //! What the trainer asks the Python program to compute.
 
-use steadfast_common::code::Modules;
-use steadfast_common::dataset::Records;
+use steadfast_common::job::dataset::Records;
+use steadfast_common::records::code::Modules;
 use steadfast_trainer::own_loop::Reply;
 use steadfast_trainer::{Evaluation, MicroBatch, ParamSpec, Parameters, Validity};
 

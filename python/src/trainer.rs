@@ -10,7 +10,7 @@ use numpy::{PyArray1, PyArrayMethods};
 use pyo3::exceptions::{PyRuntimeError, PySystemExit, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use steadfast_common::dataset::Records;
+use steadfast_common::job::dataset::Records;
 use steadfast_process::{Failure, Refusal, Shutdown, try_parse};
 use steadfast_trainer::own_loop::{Requests, Running, wait_for};
 use steadfast_trainer::{

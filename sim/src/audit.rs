@@ -7,10 +7,10 @@ use futures::FutureExt;
 use steadfast_audit::history::Revision;
 use steadfast_audit::{CheckpointEvidence, Evidence, Group, Severity, SlotCounts, audit};
 use steadfast_checkpoint::{AppliedToBlocks, CheckpointError, applied_by_slot, verify};
-use steadfast_common::dataset::Manifest;
-use steadfast_common::keys::Keys;
+use steadfast_common::job::dataset::Manifest;
+use steadfast_common::records::keys::Keys;
+use steadfast_common::records::stream::StreamPassRecord;
 use steadfast_common::records::{CheckpointRecord, JobRecord};
-use steadfast_common::stream::StreamPassRecord;
 use steadfast_store::{Location, Mounted};
 
 use crate::cluster::PERSON;

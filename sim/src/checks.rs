@@ -9,10 +9,10 @@ use bytes::{Buf, Bytes};
 use http_body::Frame;
 use prost::Message;
 use steadfast_common::ids::{Generation, Incarnation, Pass, Phase, Round, Slot, Version};
-use steadfast_common::keys::Keys;
+use steadfast_common::job::spec::Mode;
 use steadfast_common::records::PserverRecord;
-use steadfast_common::rendezvous::{EXIT_TAG, ReleaseRecord, RoundRecord};
-use steadfast_common::spec::Mode;
+use steadfast_common::records::keys::Keys;
+use steadfast_common::records::rendezvous::{EXIT_TAG, ReleaseRecord, RoundRecord};
 use steadfast_common::status::{JobPhase, JobStatus, Queues};
 use steadfast_proto::TensorMethod;
 use steadfast_proto::v1::{

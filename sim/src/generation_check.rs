@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use steadfast_audit::history::{Change, Revision};
 use steadfast_common::ids::{Generation, Incarnation, Slot};
-use steadfast_common::keys::Keys;
+use steadfast_common::records::keys::Keys;
 use steadfast_common::records::{CheckpointRecord, GenerationRecord, PserverRecord};
 
 /// The processes that have held each slot, and the present generation.

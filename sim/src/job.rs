@@ -9,13 +9,15 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use bytes::Bytes;
-use steadfast_common::columns::{ColumnType, Element};
-use steadfast_common::dataset::Manifest;
 use steadfast_common::ids::TaskId;
-use steadfast_common::job_file;
-use steadfast_common::layout::ParamSpec;
-use steadfast_common::spec::{DataFormat, DatasetSpec, JobSpec, LostPserver, Mode, OptimizerSpec};
-use steadfast_common::table::Initial;
+use steadfast_common::job::columns::{ColumnType, Element};
+use steadfast_common::job::dataset::Manifest;
+use steadfast_common::job::job_file;
+use steadfast_common::job::spec::{
+    DataFormat, DatasetSpec, JobSpec, LostPserver, Mode, OptimizerSpec,
+};
+use steadfast_common::tensor::layout::ParamSpec;
+use steadfast_common::tensor::table::Initial;
 use steadfast_data::{DataError, IfThere, Target, convert};
 use steadfast_trainer::ndarray::ArrayView1;
 use steadfast_trainer::{

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::{Parser, ValueEnum};
-use steadfast_common::spec;
+use steadfast_common::job::spec;
 use steadfast_sim::explore::{pairs, single_calls, singles, small};
 use steadfast_sim::{Job, LARGE_STEPS, Mode, Outcome, Plan, measure_masters, run, shrink};
 use tracing_subscriber::filter::Targets;

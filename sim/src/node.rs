@@ -13,7 +13,7 @@ use futures::FutureExt;
 use prometheus_client::registry::Registry;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{NodeId, Phase};
-use steadfast_common::rendezvous::{AgentRecord, Runner};
+use steadfast_common::records::rendezvous::{AgentRecord, Runner};
 use steadfast_common::role::Role;
 use steadfast_coord::Etcd;
 use steadfast_elastic_client::{

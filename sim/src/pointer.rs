@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use futures::FutureExt;
 use safetensors::SafeTensors;
 use steadfast_audit::history::Revision;
-use steadfast_common::keys::Keys;
+use steadfast_common::records::keys::Keys;
 use steadfast_common::records::{CheckpointRecord, ShardRecord};
 
 use crate::store::Store;

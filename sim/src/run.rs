@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use steadfast_audit::history::{Checker, ElasticJob as ElasticHistory, Job as History};
-use steadfast_common::dataset::Manifest;
-use steadfast_common::given_up::Discarded;
 use steadfast_common::ids::TaskId;
+use steadfast_common::job::dataset::Manifest;
+use steadfast_common::job::spec::Mode;
+use steadfast_common::records::given_up::Discarded;
 use steadfast_common::records::{JobOutcome, ResultRecord};
-use steadfast_common::spec::Mode;
 
 use crate::audit::{Auditor, Recording};
 use crate::checks::{Observed, Reference, elastic_observer, final_count_mismatch, observer};

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use steadfast_audit::history::{Checker, HistoryReport};
-use steadfast_common::keys::Keys;
 use steadfast_common::records::ResultRecord;
+use steadfast_common::records::keys::Keys;
 
 use crate::audit::Auditor;
 use crate::checks::Observed;

@@ -1,8 +1,8 @@
 //! What the processes of a simulated cluster run: a training job, or an elastic job.
 
-use steadfast_common::elastic::ElasticSpec;
-use steadfast_common::rendezvous::NodeRange;
-use steadfast_common::spec;
+use steadfast_common::job::elastic::ElasticSpec;
+use steadfast_common::job::spec;
+use steadfast_common::records::rendezvous::NodeRange;
 
 use crate::job::Job;
 use crate::rng::Rng;

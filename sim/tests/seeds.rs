@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use steadfast_common::spec::DataFormat;
+use steadfast_common::job::spec::DataFormat;
 use steadfast_sim::explore::{Deviation, pairs, single_calls, singles, small};
 use steadfast_sim::{Fault, Member, Mode, Plan, Role, Workload, run, shrink};
 

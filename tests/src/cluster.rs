@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
-use steadfast_common::keys::Keys;
-use steadfast_common::spec::JobSpec;
+use steadfast_common::job::spec::JobSpec;
+use steadfast_common::records::keys::Keys;
 use steadfast_coord::{Entry, Etcd, EtcdOptions};
 use tokio::runtime::Runtime;
 
@@ -76,7 +76,8 @@ impl<'a> Cluster<'a> {
             Some(certificates) => EtcdServer::secured(scene, certificates),
             None => EtcdServer::real(scene),
         };
-        let spec = steadfast_common::job_file::parse(&job.text).expect("the job file is sound");
+        let spec =
+            steadfast_common::job::job_file::parse(&job.text).expect("the job file is sound");
         let runtime = Runtime::new().expect("threads can be started");
         scene.write(TOKEN_FILE, TOKEN);
         let file = |name| Some(certificates?.of("admin").join(name));

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use steadfast_common::spec::Mode;
+use steadfast_common::job::spec::Mode;
 
 use crate::Scene;
 

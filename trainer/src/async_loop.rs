@@ -3,17 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use steadfast_common::applied_records::{RecordRange, checksum};
-use steadfast_common::dataset::Records;
-use steadfast_common::finite::bounded;
 use steadfast_common::ids::{Lane, Pass, TaskId};
-use steadfast_common::layout::Layout;
-use steadfast_common::position::Position;
+use steadfast_common::job::dataset::Records;
+use steadfast_common::job::schedule::mini_batches;
+use steadfast_common::job::spec::OptimizerSpec;
 use steadfast_common::records::DispatchRecord;
-use steadfast_common::schedule::mini_batches;
-use steadfast_common::spec::OptimizerSpec;
+use steadfast_common::records::applied_records::{RecordRange, checksum};
+use steadfast_common::records::position::Position;
 use steadfast_common::status::TimeBreakdown;
-use steadfast_common::table::Rows;
+use steadfast_common::tensor::finite::bounded;
+use steadfast_common::tensor::layout::Layout;
+use steadfast_common::tensor::table::Rows;
 use steadfast_host::task::in_place;
 use steadfast_host::time::{Instant, sleep};
 use steadfast_net::traces::TRACE;

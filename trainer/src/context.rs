@@ -9,16 +9,16 @@ use futures::future::try_join_all;
 use steadfast_checkpoint::{
     EncodeError, ModelFile, TableFile, TableFileError, encode_model, table_file_name,
 };
-use steadfast_common::dataset::{self, Records};
 use steadfast_common::error::ErrorKind;
-use steadfast_common::finite::are_finite;
 use steadfast_common::ids::{Lane, Pass, TaskId, Version};
-use steadfast_common::layout::Layout;
-use steadfast_common::position::Position;
+use steadfast_common::job::dataset::{self, Records};
+use steadfast_common::job::spec::{JobSpec, Keep};
+use steadfast_common::records::position::Position;
 use steadfast_common::records::{Best, EvaluationRecord, KeptModel};
-use steadfast_common::spec::{JobSpec, Keep};
 use steadfast_common::status::TimeBreakdown;
-use steadfast_common::table::{RANGES, RangeDigest};
+use steadfast_common::tensor::finite::are_finite;
+use steadfast_common::tensor::layout::Layout;
+use steadfast_common::tensor::table::{RANGES, RangeDigest};
 use steadfast_host::task::in_place;
 use steadfast_host::time::Instant;
 use steadfast_net::traces::TRACE;

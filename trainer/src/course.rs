@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use steadfast_common::ids::{Pass, TaskId};
-use steadfast_common::keys::Keys;
+use steadfast_common::job::spec::EvaluationSpec;
 use steadfast_common::records::EvaluationRecord;
-use steadfast_common::spec::EvaluationSpec;
+use steadfast_common::records::keys::Keys;
 use steadfast_coord::{CoordError, Etcd, Mirror, Range};
 
 /// Follows the evaluations of a job.

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use steadfast_checkpoint::{ModelFile, encode_model};
 use steadfast_common::error::ErrorKind;
-use steadfast_common::position::Position;
-use steadfast_common::spec::{JobSpec, Mode};
+use steadfast_common::job::spec::{JobSpec, Mode};
+use steadfast_common::records::position::Position;
 use steadfast_process::Failure;
 use steadfast_store::StoreError;
 use steadfast_trainer_core::Parameters;

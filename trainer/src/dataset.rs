@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use steadfast_common::dataset::Manifest;
 use steadfast_common::ids::Pass;
-use steadfast_common::keys::Keys;
-use steadfast_common::stream::{StreamPassRecord, StreamRecord};
+use steadfast_common::job::dataset::Manifest;
+use steadfast_common::records::keys::Keys;
+use steadfast_common::records::stream::{StreamPassRecord, StreamRecord};
 use steadfast_coord::{CoordError, Etcd, Mirror, Range};
 use steadfast_host::task::spawn;
 use steadfast_host::time::sleep;

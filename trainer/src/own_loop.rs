@@ -29,9 +29,9 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use steadfast_common::code::Modules;
-use steadfast_common::dataset::Records;
-pub use steadfast_common::spec::ModelSpec;
+use steadfast_common::job::dataset::Records;
+pub use steadfast_common::job::spec::ModelSpec;
+use steadfast_common::records::code::Modules;
 use steadfast_host::random;
 use steadfast_host::task::in_place;
 pub use steadfast_process::Failure;
@@ -462,7 +462,7 @@ impl Model for InLoop {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use steadfast_common::layout::Layout;
+    use steadfast_common::tensor::layout::Layout;
 
     /// S004-36: the values are awaited, so that the loop may set them after the trainer has started.
     #[test]

@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex};
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared};
-use steadfast_common::dataset::{Manifest, ReadOptions, Records};
 use steadfast_common::ids::{Pass, TaskId};
-use steadfast_common::schedule::record_order;
+use steadfast_common::job::dataset::{Manifest, ReadOptions, Records};
+use steadfast_common::job::schedule::record_order;
 use steadfast_data::DataError;
 use steadfast_host::task::spawn;
 use steadfast_store::StoreError;

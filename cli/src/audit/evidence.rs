@@ -5,10 +5,10 @@ use std::collections::VecDeque;
 
 use steadfast_audit::{CheckpointEvidence, Evidence, Group, SlotCounts};
 use steadfast_checkpoint::{AppliedToBlocks, CheckpointError, applied_by_slot, verify};
-use steadfast_common::dataset::Manifest;
 use steadfast_common::error::ErrorKind;
+use steadfast_common::job::dataset::Manifest;
+use steadfast_common::records::stream::StreamPassRecord;
 use steadfast_common::records::{CheckpointRecord, ResultRecord};
-use steadfast_common::stream::StreamPassRecord;
 use steadfast_process::Failure;
 use steadfast_store::Location;
 

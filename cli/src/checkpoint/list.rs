@@ -140,7 +140,7 @@ fn remarks(row: &Row) -> String {
 
 #[cfg(test)]
 mod tests {
-    use steadfast_common::position::Position;
+    use steadfast_common::records::position::Position;
 
     use super::*;
 

@@ -1,7 +1,7 @@
 //! Reads the manifests of a job's checkpoints from etcd.
 
 use steadfast_common::error::ErrorKind;
-use steadfast_common::keys::Keys;
+use steadfast_common::records::keys::Keys;
 use steadfast_common::records::{CheckpointRecord, JobRecord, ResultRecord};
 use steadfast_coord::View;
 use steadfast_process::Failure;

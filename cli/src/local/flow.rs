@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use steadfast_agent::pass_on;
 use steadfast_common::error::ErrorKind;
-use steadfast_common::job_file::{self, nearest};
-use steadfast_common::keys::Keys;
-use steadfast_common::models::{self, BUILT_IN, BuiltIn, PYTHON};
+use steadfast_common::job::job_file::{self, nearest};
+use steadfast_common::job::models::{self, BUILT_IN, BuiltIn, PYTHON};
+use steadfast_common::job::spec::JobSpec;
+use steadfast_common::records::keys::Keys;
 use steadfast_common::records::{JobRecord, ResultRecord};
-use steadfast_common::spec::JobSpec;
 use steadfast_common::status::JobStatus;
 use steadfast_coord::{Etcd, Mirror, Op, Range, Unchanged};
 use steadfast_host::time::unix_ms;

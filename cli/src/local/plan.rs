@@ -5,8 +5,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use steadfast_common::error::ErrorKind;
-use steadfast_common::models::PYTHON;
-use steadfast_common::spec::ModelSpec;
+use steadfast_common::job::models::PYTHON;
+use steadfast_common::job::spec::ModelSpec;
 use steadfast_process::{Failure, variable_of};
 
 use super::args::LocalArgs;

@@ -4,7 +4,7 @@ use std::env;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use steadfast_common::spec::ModelSpec;
+use steadfast_common::job::spec::ModelSpec;
 use steadfast_process::{Failure, variable_of};
 
 use super::args::LocalArgs;

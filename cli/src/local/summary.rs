@@ -5,11 +5,11 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use serde::{Deserialize, Serialize};
-use steadfast_common::given_up::{Discarded, DiscardedTask};
+use steadfast_common::job::spec::{JobSpec, Mode};
+use steadfast_common::records::given_up::{Discarded, DiscardedTask};
+use steadfast_common::records::stream::LeftOut;
 use steadfast_common::records::{Best, JobOutcome, RecordRange, ResultRecord};
-use steadfast_common::spec::{JobSpec, Mode};
 use steadfast_common::status::{JobStatus, TimeBreakdown};
-use steadfast_common::stream::LeftOut;
 use steadfast_process::{Failure, try_print};
 
 use super::outages::Outage;
@@ -322,8 +322,8 @@ fn hex(digit: u8) -> Option<u8> {
 
 #[cfg(test)]
 mod tests {
-    use steadfast_common::given_up::GivenUpRecord;
     use steadfast_common::ids::{Pass, TaskId};
+    use steadfast_common::records::given_up::GivenUpRecord;
 
     use super::*;
     use crate::status::sample;

@@ -134,11 +134,11 @@ impl AnyStatus {
 
 #[cfg(test)]
 mod tests {
-    use steadfast_common::given_up::{Discarded, DiscardedTask, GivenUpRecord};
     use steadfast_common::ids::{Pass, TaskId};
+    use steadfast_common::job::spec::Mode;
+    use steadfast_common::records::given_up::{Discarded, DiscardedTask, GivenUpRecord};
+    use steadfast_common::records::stream::LeftOut;
     use steadfast_common::records::{JobOutcome, ResultRecord};
-    use steadfast_common::spec::Mode;
-    use steadfast_common::stream::LeftOut;
 
     use super::*;
 

@@ -1,13 +1,13 @@
 //! Sample jobs and statuses for tests.
 
-use steadfast_common::elastic::ElasticKind;
 use steadfast_common::ids::{
     Generation, Incarnation, Lane, NodeId, Pass, Round, Slot, TrainerId, Version,
 };
-use steadfast_common::job_file;
-use steadfast_common::launch::HostRecord;
+use steadfast_common::job::elastic::ElasticKind;
+use steadfast_common::job::job_file;
+use steadfast_common::job::spec::{JobSpec, Mode};
 use steadfast_common::records::EvaluationRecord;
-use steadfast_common::spec::{JobSpec, Mode};
+use steadfast_common::records::launch::HostRecord;
 use steadfast_common::status::{
     ElasticPhase, ElasticStatus, HostStatus, JobPhase, JobStatus, LauncherStatus, MasterStatus,
     NodePhase, NodeReport, NodeStatus, Queues, SlotStatus, TimeBreakdown, TimelineEvent,

@@ -1,8 +1,8 @@
 //! Reads the status of a job from etcd when its master does not answer.
 
-use steadfast_common::code::CodeRecord;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::Incarnation;
+use steadfast_common::records::code::CodeRecord;
 use steadfast_common::records::{
     GenerationRecord, JobRecord, PserverRecord, TrainerRecord, WaitsRecord,
 };

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use steadfast_common::keys::Keys;
+use steadfast_common::records::keys::Keys;
 use steadfast_coord::{Etcd, EtcdOptions};
 use steadfast_host::task::Task;
 use steadfast_net::TlsIdentity;

@@ -7,8 +7,8 @@ use bytes::Bytes;
 use prost::Message;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Incarnation, NodeId, Phase, Round};
-use steadfast_common::keys::Keys;
-use steadfast_common::rendezvous::{
+use steadfast_common::records::keys::Keys;
+use steadfast_common::records::rendezvous::{
     AgentRecord, EXIT_TAG, MemberRecord, RoundRecord, SharedRecord,
 };
 use steadfast_coord::{self as coord, CoordError, Etcd};

@@ -5,8 +5,8 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use steadfast_common::error::ErrorKind;
-use steadfast_common::keys::Keys;
 use steadfast_common::records::MasterRecord;
+use steadfast_common::records::keys::Keys;
 use steadfast_common::role::Role;
 use steadfast_coord::{CoordError, Etcd, Mirror, Range, backoff};
 use steadfast_host::time::{sleep, timeout};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use steadfast_common::ids::{Generation, Slot};
-use steadfast_common::keys::Keys;
+use steadfast_common::records::keys::Keys;
 use steadfast_common::records::{GenerationRecord, InitRecord, PserverRecord};
 use steadfast_coord::{CoordError, Etcd, Mirror, Range, View};
 use steadfast_master_client::ActingMaster;

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use steadfast_common::code::{CodeChange, CodeRecord, Modules};
 use steadfast_common::ids::{Incarnation, TrainerId};
-use steadfast_common::keys::Keys;
+use steadfast_common::records::code::{CodeChange, CodeRecord, Modules};
+use steadfast_common::records::keys::Keys;
 use steadfast_common::records::{GenerationRecord, InitRecord, PserverRecord};
 use steadfast_coord::{CoordError, Entry, Etcd, Op, Unchanged};
 use steadfast_host::time::unix_ms;

@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use steadfast_common::ids::{Generation, Lane, Pass, RequestId, TaskId};
-use steadfast_common::position::Position;
 use steadfast_common::records::EvaluationRecord;
+use steadfast_common::records::position::Position;
 use steadfast_common::status::TimeBreakdown;
 use steadfast_host::random;
 use steadfast_host::time::timeout;

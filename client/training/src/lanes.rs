@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use steadfast_common::ids::{Lane, Pass, TaskId};
-use steadfast_common::position::Position;
+use steadfast_common::records::position::Position;
 use steadfast_common::status::TimeBreakdown;
 use steadfast_host::task::{Task, spawn};
 use steadfast_proto::v1;

@@ -25,11 +25,11 @@
 //!     ClientError, ContributionName, Gradient, Identity, NextTask, Registration, SavedModel, Session,
 //!     TaskOutcome,
 //! };
-//! use steadfast_common::applied_records::{RecordRange, checksum};
+//! use steadfast_common::records::applied_records::{RecordRange, checksum};
 //! use steadfast_common::ids::{Pass, TrainerId};
-//! use steadfast_common::keys::Keys;
-//! use steadfast_common::layout::ParamSpec;
-//! use steadfast_common::position::Position;
+//! use steadfast_common::records::keys::Keys;
+//! use steadfast_common::tensor::layout::ParamSpec;
+//! use steadfast_common::records::position::Position;
 //! use steadfast_common::records::DispatchRecord;
 //! use steadfast_common::status::TimeBreakdown;
 //! use steadfast_coord::{Etcd, EtcdOptions};
@@ -127,4 +127,6 @@ pub use pservers::{Gradient, Pservers, Pulled};
 pub use rows::PulledRows;
 pub use saver::{SavedModel, SaverElection};
 pub use session::{Identity, RegisterError, Registration, Session};
-pub use steadfast_common::contribution::{ContributionName, LaneEnd, LaneShare, LanesName};
+pub use steadfast_common::records::contribution::{
+    ContributionName, LaneEnd, LaneShare, LanesName,
+};

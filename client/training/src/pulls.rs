@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use steadfast_common::ids::Version;
-use steadfast_common::position::Position;
+use steadfast_common::records::position::Position;
 use steadfast_host::time::Instant;
 use steadfast_proto::v1::{PullHeader, PullRequest};
 use steadfast_proto::{Decoder, PullAnswer, TensorMethod, VersionMatch, call, framed, next};

@@ -1,11 +1,11 @@
 //! Pulls rows of embedding tables from the slots that have them.
 
 use futures::future::try_join_all;
-use steadfast_common::byte_segments::ByteSegments;
 use steadfast_common::ids::Version;
-use steadfast_common::layout::{Layout, TableParam};
-use steadfast_common::row_ids::RowIds;
-use steadfast_common::table::{ID_BYTES, RANGES, Rows, encode_ids};
+use steadfast_common::tensor::byte_segments::ByteSegments;
+use steadfast_common::tensor::layout::{Layout, TableParam};
+use steadfast_common::tensor::row_ids::RowIds;
+use steadfast_common::tensor::table::{ID_BYTES, RANGES, Rows, encode_ids};
 use steadfast_proto::tensor::{CHUNK_BYTES, in_chunks};
 use steadfast_proto::v1::{BlockData, PullHeader, PullRequest, ReadRangeRequest};
 use steadfast_proto::{
@@ -207,8 +207,8 @@ fn no_table(number: u32) -> Status {
 
 #[cfg(test)]
 mod tests {
-    use steadfast_common::layout::ParamSpec;
-    use steadfast_common::table::Initial;
+    use steadfast_common::tensor::layout::ParamSpec;
+    use steadfast_common::tensor::table::Initial;
 
     use super::*;
 

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
-use steadfast_common::position::Position;
 use steadfast_common::records::EvaluationRecord;
+use steadfast_common::records::position::Position;
 use steadfast_coord::backoff;
 use steadfast_host::time::sleep;
 use steadfast_proto::v1;

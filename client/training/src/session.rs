@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use steadfast_common::code::Modules;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Incarnation, TrainerId};
-use steadfast_common::keys::Keys;
-use steadfast_common::layout::{Layout, ParamSpec, invalid_tables};
+use steadfast_common::job::spec::OptimizerSpec;
+use steadfast_common::records::code::Modules;
+use steadfast_common::records::keys::Keys;
 use steadfast_common::records::{JobRecord, TrainerRecord};
-use steadfast_common::spec::OptimizerSpec;
+use steadfast_common::tensor::layout::{Layout, ParamSpec, invalid_tables};
 use steadfast_coord::{self as coord, CoordError, Etcd, wait_for_job};
 use steadfast_net::TlsIdentity;
 use tracing::info;

@@ -7,15 +7,15 @@ use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
-use steadfast_common::applied_records::RecordRange;
-use steadfast_common::code::CodeRecord;
 use steadfast_common::ids::{Generation, Pass, TaskId, TrainerId, Version};
-use steadfast_common::job_file::parse;
-use steadfast_common::keys::Keys;
-use steadfast_common::layout::ParamSpec;
+use steadfast_common::job::job_file::parse;
+use steadfast_common::records::applied_records::RecordRange;
+use steadfast_common::records::code::CodeRecord;
+use steadfast_common::records::keys::Keys;
 use steadfast_common::records::{
     FORMAT, GenerationRecord, InitRecord, JobRecord, PserverRecord, TrainerRecord,
 };
+use steadfast_common::tensor::layout::ParamSpec;
 use steadfast_coord::{Etcd, EtcdOptions};
 use steadfast_etcd::{Config, Server};
 use steadfast_net::TlsIdentity;

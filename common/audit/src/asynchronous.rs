@@ -6,10 +6,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use steadfast_common::applied_records::{AppliedPass, AppliedRecords};
 use steadfast_common::ids::{Pass, Slot, TaskId};
+use steadfast_common::job::schedule::task_order;
 use steadfast_common::records::QueueSnapshot;
-use steadfast_common::schedule::task_order;
+use steadfast_common::records::applied_records::{AppliedPass, AppliedRecords};
 
 use crate::cause::{RecordSet, explain};
 use crate::generations::losses;

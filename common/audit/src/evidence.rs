@@ -3,18 +3,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::de::DeserializeOwned;
-use steadfast_common::applied_records::AppliedRecords;
-use steadfast_common::code::{CodeChange, CodeRecord};
-use steadfast_common::dataset::Manifest;
-use steadfast_common::given_up::GivenUpRecord;
 use steadfast_common::ids::{Generation, Lane, Pass, Slot, TaskId};
-use steadfast_common::keys::Keys;
-use steadfast_common::position::Position;
+use steadfast_common::job::dataset::Manifest;
+use steadfast_common::job::spec::JobSpec;
+use steadfast_common::records::applied_records::AppliedRecords;
+use steadfast_common::records::code::{CodeChange, CodeRecord};
+use steadfast_common::records::given_up::GivenUpRecord;
+use steadfast_common::records::keys::Keys;
+use steadfast_common::records::position::Position;
+use steadfast_common::records::stream::{StreamPassRecord, StreamRecord};
 use steadfast_common::records::{
     CheckpointRecord, Course, EvaluationRecord, GenerationRecord, QueueSnapshot, ResultRecord,
 };
-use steadfast_common::spec::JobSpec;
-use steadfast_common::stream::{StreamPassRecord, StreamRecord};
 
 /// The contents of etcd and of the files of a checkpoint.
 #[derive(Clone, Debug)]

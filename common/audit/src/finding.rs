@@ -3,8 +3,8 @@
 use std::fmt;
 
 use serde::Serialize;
-use steadfast_common::code::CodeChange;
 use steadfast_common::ids::{Generation, Pass, Slot, TaskId};
+use steadfast_common::records::code::CodeChange;
 
 use crate::words::{pass as name_of, plural, some};
 use crate::{Cause, Sum};

@@ -1,8 +1,8 @@
 //! Generations: which checkpoint each began from, and which records that may have lost.
 
 use steadfast_common::ids::{Generation, Slot};
+use steadfast_common::job::spec::{LostPserver, Mode};
 use steadfast_common::records::GenerationRecord;
-use steadfast_common::spec::{LostPserver, Mode};
 
 use crate::{Evidence, Finding, GenerationReport, Loss, Report, Severity, What};
 

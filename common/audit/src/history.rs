@@ -14,10 +14,10 @@ mod stream;
 use std::fmt;
 
 use serde::Serialize;
-use steadfast_common::dataset::Manifest;
-use steadfast_common::keys::Keys;
-use steadfast_common::rendezvous::NodeRange;
-use steadfast_common::spec::JobSpec;
+use steadfast_common::job::dataset::Manifest;
+use steadfast_common::job::spec::JobSpec;
+use steadfast_common::records::keys::Keys;
+use steadfast_common::records::rendezvous::NodeRange;
 
 use keyspace::Keyspace;
 use queues::Queues;

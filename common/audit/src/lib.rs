@@ -22,7 +22,7 @@ pub use finding::{Finding, Loss, Severity, What};
 pub use report::{Coverage, GenerationReport, PassReport, PassState, Replay, Report, SlotFigures};
 pub use sum::Sum;
 
-use steadfast_common::spec::Mode;
+use steadfast_common::job::spec::Mode;
 
 /// Checks all evidence of a job, and reports what is proved and what is not.
 pub fn audit(evidence: &Evidence) -> Report {

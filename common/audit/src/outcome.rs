@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use steadfast_common::dataset::DataFile;
-use steadfast_common::given_up::{Discarded, DiscardedTask, GivenUpRecord};
 use steadfast_common::ids::{Pass, TaskId};
+use steadfast_common::job::dataset::DataFile;
+use steadfast_common::job::spec::Mode;
+use steadfast_common::records::given_up::{Discarded, DiscardedTask, GivenUpRecord};
 use steadfast_common::records::{JobOutcome, ResultRecord};
-use steadfast_common::spec::Mode;
 
 use crate::{CheckpointEvidence, Evidence, Report, Severity, StreamEvidence, What};
 

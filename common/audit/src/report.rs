@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 use steadfast_common::ids::{Generation, Pass, Slot, TaskId};
-use steadfast_common::spec::Mode;
+use steadfast_common::job::spec::Mode;
 
 use crate::words::{pass as name_of, plural, some};
 use crate::{Evidence, Finding, Severity, Sum, What};

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use serde::Serialize;
-use steadfast_common::applied_records::{AppliedPass, checksum};
-use steadfast_common::dataset::Manifest;
 use steadfast_common::ids::{Pass, TaskId};
+use steadfast_common::job::dataset::Manifest;
+use steadfast_common::records::applied_records::{AppliedPass, checksum};
 
 /// The number of some records and the sum of their checksums. Equal sums mean equal records, see
-/// [`steadfast_common::applied_records`].
+/// [`steadfast_common::records::applied_records`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Sum {
     pub records: u64,

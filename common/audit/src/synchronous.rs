@@ -3,10 +3,10 @@
 
 use std::collections::BTreeSet;
 
-use steadfast_common::applied_records::AppliedRecords;
-use steadfast_common::dataset::Manifest;
 use steadfast_common::ids::{Lane, Pass, Slot, TaskId};
-use steadfast_common::schedule::LaneSchedule;
+use steadfast_common::job::dataset::Manifest;
+use steadfast_common::job::schedule::LaneSchedule;
+use steadfast_common::records::applied_records::AppliedRecords;
 
 use crate::cause::{RecordSet, explain};
 use crate::sum::PassSums;

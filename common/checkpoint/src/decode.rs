@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use bytes::Bytes;
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
-use steadfast_common::byte_segments::ByteSegments;
+use steadfast_common::tensor::byte_segments::ByteSegments;
 
 use crate::encode::{HEADER_BYTES_MAX, WORD};
 use crate::names::{BlockNames, Content, RowsPart};

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
-use steadfast_common::finite::are_finite_bytes;
+use steadfast_common::tensor::finite::are_finite_bytes;
 
 /// The longest header that readers accept.
 pub(crate) const HEADER_BYTES_MAX: usize = 100_000_000;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use steadfast_common::layout::{Layout, ParamSpec};
+use steadfast_common::tensor::layout::{Layout, ParamSpec};
 
 use crate::encode::{Dtype, EncodeError, Tensor, encode};
 

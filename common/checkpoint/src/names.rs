@@ -8,8 +8,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use steadfast_common::layout::{Block, Layout};
-use steadfast_common::table::RANGES;
+use steadfast_common::tensor::layout::{Block, Layout};
+use steadfast_common::tensor::table::RANGES;
 
 /// Returns the name of the tensor with a block's values.
 pub fn tensor_name(layout: &Layout, block: &Block) -> String {
@@ -148,7 +148,7 @@ impl BlockNames {
 
 #[cfg(test)]
 mod tests {
-    use steadfast_common::layout::{BLOCK_LEN_MAX, ParamSpec};
+    use steadfast_common::tensor::layout::{BLOCK_LEN_MAX, ParamSpec};
 
     use super::*;
 

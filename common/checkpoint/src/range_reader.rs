@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::collections::{BTreeMap, VecDeque};
 
 use steadfast_common::records::ShardRecord;
-use steadfast_common::table::{Rows, is_expired};
+use steadfast_common::tensor::table::{Rows, is_expired};
 use steadfast_host::task::in_place;
 
 use crate::error::CheckpointError;

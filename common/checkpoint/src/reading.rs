@@ -5,11 +5,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures::StreamExt;
 use sha2::{Digest, Sha256};
-use steadfast_common::dataset::{Manifest, hex};
-use steadfast_common::layout::Layout;
-use steadfast_common::placement::Placement;
+use steadfast_common::job::dataset::{Manifest, hex};
 use steadfast_common::records::{CheckpointRecord, JobRecord, ShardRecord};
-use steadfast_common::table::RANGES;
+use steadfast_common::tensor::layout::Layout;
+use steadfast_common::tensor::placement::Placement;
+use steadfast_common::tensor::table::RANGES;
 use steadfast_host::task::in_place;
 use steadfast_store::{Location, StoreError};
 

@@ -9,11 +9,11 @@ use std::ops::Range;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
-use steadfast_common::byte_segments::shared_bytes;
-use steadfast_common::finite::are_finite;
 use steadfast_common::ids::{Pass, Version};
-use steadfast_common::layout::{Layout, TableParam};
-use steadfast_common::table::{RANGES, check_ids, encode_ids};
+use steadfast_common::tensor::byte_segments::shared_bytes;
+use steadfast_common::tensor::finite::are_finite;
+use steadfast_common::tensor::layout::{Layout, TableParam};
+use steadfast_common::tensor::table::{RANGES, check_ids, encode_ids};
 
 use crate::encode::{Dtype, EncodeError, Tensor, encode};
 use crate::names::{CANDIDATES, COUNTS, IDS, range_name, state_name};
@@ -27,7 +27,7 @@ pub struct RowsMeta {
     /// The first of the shard's ranges of each table, and the one after the last.
     pub ranges: [u32; 2],
     /// By table, the number of passes without an update after which its rows expire. Layers may hold rows that have
-    /// expired in `pass`; see [`is_expired`](steadfast_common::table::is_expired).
+    /// expired in `pass`; see [`is_expired`](steadfast_common::tensor::table::is_expired).
     pub expire_after: Vec<Option<u32>>,
     /// The files of each layer, by ascending ranges.
     pub layers: Vec<Vec<RowFileRecord>>,

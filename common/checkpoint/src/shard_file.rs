@@ -9,10 +9,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use steadfast_common::applied_records::AppliedRecords;
-use steadfast_common::byte_segments::shared_bytes;
 use steadfast_common::ids::Version;
-use steadfast_common::layout::Layout;
+use steadfast_common::records::applied_records::AppliedRecords;
+use steadfast_common::tensor::byte_segments::shared_bytes;
+use steadfast_common::tensor::layout::Layout;
 
 use crate::encode::{Dtype, EncodeError, Tensor, encode};
 use crate::names::{state_name, tensor_name};

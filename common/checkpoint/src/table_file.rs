@@ -10,8 +10,8 @@ use parquet::file::metadata::KeyValue;
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::types::{Type, TypePtr};
-use steadfast_common::layout::file_name;
-use steadfast_common::table::Rows;
+use steadfast_common::tensor::layout::file_name;
+use steadfast_common::tensor::table::Rows;
 
 /// The most rows of a row group, and the most values.
 const GROUP_ROWS: usize = 1 << 16;

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use safetensors::SafeTensors;
-use steadfast_common::applied_records::AppliedRecords;
 use steadfast_common::ids::{Generation, Incarnation, Pass, Slot, Version};
-use steadfast_common::layout::{Layout, ParamSpec};
-use steadfast_common::placement::{Placement, PlacementRecord};
-use steadfast_common::position::Position;
+use steadfast_common::records::applied_records::AppliedRecords;
+use steadfast_common::records::position::Position;
 use steadfast_common::records::{CheckpointRecord, RowFilesRecord, ShardRecord};
-use steadfast_common::table::{Initial, RANGES, Rows, range_of};
+use steadfast_common::tensor::layout::{Layout, ParamSpec};
+use steadfast_common::tensor::placement::{Placement, PlacementRecord};
+use steadfast_common::tensor::table::{Initial, RANGES, Rows, range_of};
 use steadfast_store::{Location, StoreError};
 use tempfile::TempDir;
 

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use parquet::errors::ParquetError;
-use steadfast_common::applied_records::AppliedRecords;
-use steadfast_common::layout::Layout;
+use steadfast_common::records::applied_records::AppliedRecords;
 use steadfast_common::records::{CheckpointRecord, ShardRecord};
-use steadfast_common::table::RangeDigest;
+use steadfast_common::tensor::layout::Layout;
+use steadfast_common::tensor::table::RangeDigest;
 use steadfast_host::task::in_place;
 use steadfast_store::{Location, ObjectWriter, StoreError};
 

@@ -1,7 +1,7 @@
 //! Waits for the record of a job.
 
-use steadfast_common::keys::Keys;
 use steadfast_common::records::JobRecord;
+use steadfast_common::records::keys::Keys;
 use tracing::info;
 
 use crate::{CoordError, Etcd, Mirror, Range};

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use steadfast_common::columns::{ColumnType, Element, Shape};
-use steadfast_common::spec::DatasetSpec;
-use steadfast_common::wildcard::wildcard;
+use steadfast_common::job::columns::{ColumnType, Element, Shape};
+use steadfast_common::job::spec::DatasetSpec;
+use steadfast_common::job::wildcard::wildcard;
 
 use crate::error::DataError;
 use crate::text::Dialect;
@@ -234,7 +234,7 @@ fn similarity(wanted: &str, name: &str) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use steadfast_common::spec::{DataFormat, Header};
+    use steadfast_common::job::spec::{DataFormat, Header};
 
     fn columns(names: &[&str]) -> Vec<Column> {
         let content = Content::Typed(ColumnType::one(Element::Float64));

@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use steadfast_common::columns::{Column, ColumnSpec, Element};
-use steadfast_common::dataset::{Manifest, ReadOptions};
 use steadfast_common::ids::TaskId;
-use steadfast_common::spec::{DataFormat, DatasetSpec};
+use steadfast_common::job::columns::{Column, ColumnSpec, Element};
+use steadfast_common::job::dataset::{Manifest, ReadOptions};
+use steadfast_common::job::spec::{DataFormat, DatasetSpec};
 use steadfast_store::{Created, Location, ObjectWriter};
 
 use crate::encode::Encoder;

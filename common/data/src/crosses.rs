@@ -1,9 +1,9 @@
 //! Crosses: columns of categories that combine others, computed from the records that were read.
 
-use steadfast_common::categories::{cross_id, push_ids};
-use steadfast_common::columns::{Column, ColumnSpec, ColumnType, Element, Shape, Values};
-use steadfast_common::dataset::Cross;
-use steadfast_common::spec::DatasetSpec;
+use steadfast_common::job::categories::{cross_id, push_ids};
+use steadfast_common::job::columns::{Column, ColumnSpec, ColumnType, Element, Shape, Values};
+use steadfast_common::job::dataset::Cross;
+use steadfast_common::job::spec::DatasetSpec;
 
 use crate::error::DataError;
 

@@ -7,8 +7,8 @@ mod parquet;
 use std::fmt::Display;
 
 use serde::{Serialize, Serializer};
-use steadfast_common::columns::{Column, ColumnSpec, Element, Shape, Values};
-use steadfast_common::spec::DataFormat;
+use steadfast_common::job::columns::{Column, ColumnSpec, Element, Shape, Values};
+use steadfast_common::job::spec::DataFormat;
 
 use crate::error::DataError;
 use crate::rows::encode_example;

@@ -1,6 +1,6 @@
 //! Errors of a dataset, and how to fix them.
 
-use steadfast_common::columns::ColumnType;
+use steadfast_common::job::columns::ColumnType;
 use steadfast_host::task::Broken;
 use steadfast_store::{ErrorKind, StoreError};
 

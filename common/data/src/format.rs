@@ -1,6 +1,6 @@
 //! Detects the format of a file by its first bytes, for error messages.
 
-use steadfast_common::spec::DataFormat;
+use steadfast_common::job::spec::DataFormat;
 
 use crate::error::DataError;
 use crate::rows::{RowFormat, is_tfrecord};

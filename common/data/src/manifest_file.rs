@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use futures::TryStreamExt;
-use steadfast_common::dataset::Manifest;
+use steadfast_common::job::dataset::Manifest;
 use steadfast_store::{Created, Location, StoreError};
 
 use crate::error::DataError;

@@ -16,8 +16,8 @@ use parquet::basic::Compression;
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
 use parquet::schema::types::{SchemaDescriptor, TypePtr};
-use steadfast_common::columns::{ColumnType, Shape as ListShape};
-use steadfast_common::dataset::{Chunk, ReadOptions, Records};
+use steadfast_common::job::columns::{ColumnType, Shape as ListShape};
+use steadfast_common::job::dataset::{Chunk, ReadOptions, Records};
 use steadfast_store::Location;
 
 use crate::columns::{Column, Content};

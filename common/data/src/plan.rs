@@ -4,10 +4,10 @@ use std::collections::HashSet;
 
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
-use steadfast_common::columns::ColumnSpec;
-use steadfast_common::dataset::{DataFile, Manifest};
-use steadfast_common::spec::{DataFormat, DatasetSpec};
-use steadfast_common::stream::StreamFile;
+use steadfast_common::job::columns::ColumnSpec;
+use steadfast_common::job::dataset::{DataFile, Manifest};
+use steadfast_common::job::spec::{DataFormat, DatasetSpec};
+use steadfast_common::records::stream::StreamFile;
 use steadfast_store::{Location, StoreError};
 
 use crate::columns::{self, Column, Typed};

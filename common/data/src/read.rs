@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
-use steadfast_common::dataset::{Chunk, DataFile, Manifest, ReadOptions, Records};
-use steadfast_common::spec::Transform;
+use steadfast_common::job::dataset::{Chunk, DataFile, Manifest, ReadOptions, Records};
+use steadfast_common::job::spec::Transform;
 use steadfast_host::task::blocking;
 use steadfast_store::{Location, StoreError, open};
 

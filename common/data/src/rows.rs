@@ -12,8 +12,8 @@ use std::io::{self, BufReader, Cursor};
 use std::ops::{ControlFlow, Range};
 
 use bytes::Bytes;
-use steadfast_common::dataset::{Chunk, ReadOptions, Records};
-use steadfast_common::spec::DataFormat;
+use steadfast_common::job::dataset::{Chunk, ReadOptions, Records};
+use steadfast_common::job::spec::DataFormat;
 use steadfast_host::task::blocking;
 use steadfast_store::{Location, StoreError};
 

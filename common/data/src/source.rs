@@ -5,8 +5,8 @@ use std::time::SystemTime;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use steadfast_common::spec::DatasetSpec;
-use steadfast_common::stream::StreamFile;
+use steadfast_common::job::spec::DatasetSpec;
+use steadfast_common::records::stream::StreamFile;
 use steadfast_store::{Expanded, Listed, Location, expand, list_matching};
 use tracing::warn;
 

@@ -1,6 +1,6 @@
 //! Splits files into tasks. Pure: the locations of the records are the input.
 
-use steadfast_common::dataset::Chunk;
+use steadfast_common::job::dataset::Chunk;
 
 use crate::error::DataError;
 

@@ -9,9 +9,9 @@ use std::io::Read;
 use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
-use steadfast_common::columns::{ColumnType, Element};
-use steadfast_common::dataset::ReadOptions;
-use steadfast_common::spec::{DataFormat, DatasetSpec, Header};
+use steadfast_common::job::columns::{ColumnType, Element};
+use steadfast_common::job::dataset::ReadOptions;
+use steadfast_common::job::spec::{DataFormat, DatasetSpec, Header};
 use steadfast_store::Location;
 
 use crate::columns::{Column, Content};

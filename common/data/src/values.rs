@@ -3,8 +3,8 @@
 use std::borrow::Cow;
 use std::fmt::Display;
 
-use steadfast_common::columns::{Column, ColumnSpec, ColumnType, Element, Shape, Values};
-use steadfast_common::dataset::ReadOptions;
+use steadfast_common::job::columns::{Column, ColumnSpec, ColumnType, Element, Shape, Values};
+use steadfast_common::job::dataset::ReadOptions;
 
 use crate::columns::Content;
 use crate::read::Conversion;

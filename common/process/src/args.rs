@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use steadfast_common::{durations, keys::Keys};
+use steadfast_common::job::durations;
+use steadfast_common::records::keys::Keys;
 use steadfast_coord::EtcdOptions;
 use steadfast_net::tls::{CA_FILE, CERTIFICATE_FILE, KEY_FILE};
 use tracing::warn;

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use steadfast_common::error::ErrorKind;
-use steadfast_common::job_file::JobFileError;
+use steadfast_common::job::job_file::JobFileError;
 use steadfast_coord::CoordError;
 
 /// The error with which a process ends. The message is for its operator.

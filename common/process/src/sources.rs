@@ -6,7 +6,7 @@ use std::fmt;
 use std::path::Path;
 
 use clap::{Arg, Command};
-use steadfast_common::job_file::nearest;
+use steadfast_common::job::job_file::nearest;
 
 /// Prefix of all environment variables.
 const VARIABLE_PREFIX: &str = "STEADFAST_";

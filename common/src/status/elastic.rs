@@ -6,10 +6,10 @@ use super::document::{Body, Cell, Document, Level, Metric, Row, Section, Summary
 use super::format::plural;
 use super::training::{MasterStatus, TimelineEvent, summary};
 use super::waits::{JOB, Wait};
-use crate::elastic::ElasticKind;
 use crate::ids::{Incarnation, NodeId, Round};
-use crate::launch::{HostRecord, Outcome};
+use crate::job::elastic::ElasticKind;
 use crate::records::ResultRecord;
+use crate::records::launch::{HostRecord, Outcome};
 
 /// An elastic job at one point in time, as seen by its acting master or else read from etcd.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

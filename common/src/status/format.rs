@@ -1,6 +1,6 @@
 //! Formats numbers, durations and sizes for text output.
 
-use crate::given_up::DiscardedTask;
+use crate::records::given_up::DiscardedTask;
 
 /// Formats a rate per second: `5.2k`.
 pub fn rate(per_second: f64) -> String {

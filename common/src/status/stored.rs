@@ -5,8 +5,8 @@ use serde::Serialize;
 use super::document::{Body, Document, Level, Row, Section, Table, Value};
 use super::training::{self, SlotStatus};
 use crate::ids::Generation;
+use crate::job::spec::Mode;
 use crate::records::{EvaluationRecord, JobOutcome, ResultRecord};
-use crate::spec::Mode;
 
 /// Status of a job, as stored in etcd.
 #[derive(Debug, PartialEq, Serialize)]

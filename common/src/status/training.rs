@@ -11,11 +11,11 @@ use super::document::{
 };
 use super::format::{passes, plural, rate, span};
 use super::waits::Wait;
-use crate::given_up::{Discarded, DiscardedTask};
 use crate::ids::{Generation, Incarnation, Lane, Pass, Slot, TrainerId, Version};
+use crate::job::spec::Mode;
+use crate::records::given_up::{Discarded, DiscardedTask};
+use crate::records::stream::LeftOut;
 use crate::records::{EvaluationRecord, ResultRecord};
-use crate::spec::Mode;
-use crate::stream::LeftOut;
 
 /// Maximum number of recoveries that are shown, latest first.
 const RECOVERIES_SHOWN: usize = 3;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use steadfast_common::ids::Millis;
-use steadfast_common::launch::HostRecord;
+use steadfast_common::records::launch::HostRecord;
 
 use crate::hosts::{HOSTS_MAX, HostName};
 use crate::launcher::{FACTS_MAX, Fact, Launcher};

@@ -3,7 +3,7 @@
 use std::iter;
 
 use steadfast_common::ids::Millis;
-use steadfast_common::launch::{LaunchedAgent, Outcome, Phase, StopReason};
+use steadfast_common::records::launch::{LaunchedAgent, Outcome, Phase, StopReason};
 
 use crate::blacklist::wait_end;
 use crate::hosts::{Host, HostName};

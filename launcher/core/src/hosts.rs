@@ -21,7 +21,7 @@ use core::net::Ipv6Addr;
 
 use serde::{Deserialize, Serialize};
 use steadfast_common::error::ErrorKind;
-use steadfast_common::rendezvous::{NODES_MAX, SLOTS_MAX};
+use steadfast_common::records::rendezvous::{NODES_MAX, SLOTS_MAX};
 
 /// Maximum number of hosts in a list: as many as a round has nodes.
 pub const HOSTS_MAX: usize = NODES_MAX as usize;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use steadfast_common::launch::{
+use steadfast_common::records::launch::{
     HostRecord, LaunchedAgent, LauncherRecord, Outcome, Phase, StopReason,
 };
 

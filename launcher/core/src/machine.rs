@@ -2,8 +2,8 @@
 //! time.
 
 use steadfast_common::ids::Millis;
-use steadfast_common::launch::Outcome;
 use steadfast_common::machine::{Decision, Machine, Moment, Size};
+use steadfast_common::records::launch::Outcome;
 
 use crate::Exit;
 use crate::hosts::{Host, HostName};

@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use steadfast_common::launch::{LaunchedAgent, Outcome, Phase, StopReason};
+use steadfast_common::records::launch::{LaunchedAgent, Outcome, Phase, StopReason};
 
 use crate::hosts::{Host, HostName};
 use crate::launcher::{FACTS_MAX, Fact, Launcher};

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use steadfast_common::ids::Millis;
-use steadfast_common::launch::{HostRecord, Phase};
+use steadfast_common::records::launch::{HostRecord, Phase};
 
 use crate::hosts::{Host, HostName};
 use crate::launcher::Launcher;

@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use steadfast_common::given_up::{GivenUpRecord, PassRanges};
 use steadfast_common::ids::{Pass, TaskId};
+use steadfast_common::records::given_up::{GivenUpRecord, PassRanges};
 
 /// Tasks that were given up, in this pass or before. Cheap to clone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

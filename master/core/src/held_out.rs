@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use steadfast_common::given_up::GivenUpRecord;
 use steadfast_common::ids::{RequestId, TaskId};
+use steadfast_common::records::given_up::GivenUpRecord;
 
 use crate::ledger::{Limits, TaskFailures};
 use crate::sync_tasks::{Cause, Failure};

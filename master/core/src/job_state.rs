@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use steadfast_common::given_up::GivenUpRecord;
 use steadfast_common::ids::{Pass, TaskId};
+use steadfast_common::job::spec::Mode;
+use steadfast_common::records::given_up::GivenUpRecord;
+use steadfast_common::records::stream::{StreamPassRecord, StreamRecord};
 use steadfast_common::records::{
     CheckpointRecord, Course, EvaluationRecord, GenerationRecord, InitRecord, ResultRecord,
 };
-use steadfast_common::spec::Mode;
-use steadfast_common::stream::{StreamPassRecord, StreamRecord};
 
 use crate::given_up::GivenUp;
 use crate::ledger::{Ledger, QueueFact, TaskOrder};

@@ -18,12 +18,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-use steadfast_common::given_up::GivenUpRecord;
 use steadfast_common::ids::{Attempt, Pass, RequestId, TaskId, TrainerId};
+use steadfast_common::job::schedule::stream_order;
+use steadfast_common::records::given_up::GivenUpRecord;
 use steadfast_common::records::{
     DispatchRecord, QueueRecord, QueueSnapshot, ReplyRecord, TaskRecord,
 };
-use steadfast_common::schedule::stream_order;
 use steadfast_common::status::Queues;
 
 use crate::given_up::GivenUp;

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use steadfast_common::ids::Pass;
-use steadfast_common::spec::Mode;
-use steadfast_common::stream::{
+use steadfast_common::job::spec::Mode;
+use steadfast_common::records::stream::{
     LeftOut, PASS_FILES_MAX, StreamFile, StreamPassRecord, StreamRecord,
 };
 

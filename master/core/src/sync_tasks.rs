@@ -7,9 +7,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use steadfast_common::given_up::GivenUpRecord;
 use steadfast_common::ids::{Lane, Pass, RequestId, TaskId, TrainerId};
 use steadfast_common::records::TaskRecord;
+use steadfast_common::records::given_up::GivenUpRecord;
 
 use crate::given_up::GivenUp;
 use crate::ledger::{Limits, TaskFailures};

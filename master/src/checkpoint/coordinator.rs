@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use steadfast_common::ids::{Generation, Millis, Slot, Version};
-use steadfast_common::keys::Keys;
+use steadfast_common::job::spec::{JobSpec, Mode};
+use steadfast_common::records::keys::Keys;
 use steadfast_common::records::{CheckpointRecord, GenerationRecord};
-use steadfast_common::spec::{JobSpec, Mode};
 use steadfast_coord::{CoordError, Etcd, backoff, now};
 use steadfast_host::random;
 use steadfast_host::time::{Instant, sleep};

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
 
-use steadfast_common::keys::Keys;
+use steadfast_common::records::keys::Keys;
 use steadfast_common::records::{CheckpointRecord, ShardRecord};
 use steadfast_coord::Etcd;
 use steadfast_host::time::system_time;

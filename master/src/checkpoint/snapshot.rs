@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Generation, Lane, Millis, Slot, Version};
-use steadfast_common::keys::Keys;
-use steadfast_common::layout::ParamSpec;
-use steadfast_common::position::Position;
+use steadfast_common::job::spec::Mode;
+use steadfast_common::records::keys::Keys;
+use steadfast_common::records::position::Position;
 use steadfast_common::records::{
     CheckpointRecord, GenerationRecord, PserverRecord, QueueSnapshot, ShardRecord,
 };
 use steadfast_common::role::Role;
-use steadfast_common::spec::Mode;
+use steadfast_common::tensor::layout::ParamSpec;
 use steadfast_coord::{Etcd, now};
 use steadfast_host::task::{Broken, TaskSet};
 use steadfast_host::time::{Instant, unix_ms};

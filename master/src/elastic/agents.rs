@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use steadfast_common::ids::{Incarnation, NodeId};
-use steadfast_common::keys::Keys;
-use steadfast_common::rendezvous::{AgentRecord, Runner};
+use steadfast_common::records::keys::Keys;
+use steadfast_common::records::rendezvous::{AgentRecord, Runner};
 use steadfast_coord::View;
 use steadfast_master_core::rendezvous::{Caller, Rendezvous};
 use tracing::warn;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use steadfast_common::ids::{Phase, Round};
 use steadfast_common::machine::{Decision, Moment};
-use steadfast_common::rendezvous::AgentRecord;
+use steadfast_common::records::rendezvous::AgentRecord;
 use steadfast_master_core::rendezvous::{BarrierId, Caller, Directive, EndedBy, Fact, Outcome};
 
 use super::handle::{Change, ElasticError, Event, Known, Passage, Reply, Shared, ShutDown};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{NodeId, Phase, Round};
 use steadfast_common::records::JobOutcome;
-use steadfast_common::rendezvous::{RoundRecord, Runner, SharedRecord};
+use steadfast_common::records::rendezvous::{RoundRecord, Runner, SharedRecord};
 use steadfast_common::status::{ElasticStatus, NodeReport};
 use steadfast_master_core::rendezvous::{BarrierId, Caller, Directive, JoinTerms, Refusal};
 use tokio::sync::{mpsc, oneshot, watch};

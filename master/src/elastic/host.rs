@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use steadfast_common::keys::Keys;
+use steadfast_common::records::keys::Keys;
 use steadfast_common::status::ElasticStatus;
 use steadfast_common::status::MasterStatus;
 use steadfast_coord::term::Host;

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use steadfast_common::keys::Keys;
-use steadfast_common::launch::{HostRecord, LauncherRecord};
+use steadfast_common::records::keys::Keys;
+use steadfast_common::records::launch::{HostRecord, LauncherRecord};
 use steadfast_common::status::{HostStatus, LauncherStatus};
 use steadfast_coord::{CoordError, Etcd, Mirror, Range, View};
 use steadfast_host::time::unix_ms;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use steadfast_common::ids::{Incarnation, Millis, NodeId};
 use steadfast_common::machine::{Decision, Machine, Moment, Size};
 use steadfast_common::records::ResultRecord;
-use steadfast_common::rendezvous::RoundRecord;
+use steadfast_common::records::rendezvous::RoundRecord;
 use steadfast_common::status::NodeReport;
 use steadfast_coord::{OPS_MAX, View as EtcdView};
 use steadfast_master_core::rendezvous::{Caller, Fact, Rendezvous, Settings, Timers};

@@ -18,9 +18,9 @@ mod timings;
 
 use std::sync::Arc;
 
-use steadfast_common::elastic::ElasticSpec;
-use steadfast_common::keys::Keys;
+use steadfast_common::job::elastic::ElasticSpec;
 use steadfast_common::records::ResultRecord;
+use steadfast_common::records::keys::Keys;
 use steadfast_common::status::MasterStatus;
 use steadfast_coord::term::{Committer, End, Term, moment};
 use steadfast_coord::{CoordError, Etcd, Leadership};

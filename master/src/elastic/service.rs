@@ -10,7 +10,7 @@ use prost::Message;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Incarnation, Millis, NodeId, Phase, Round};
 use steadfast_common::records::JobOutcome;
-use steadfast_common::rendezvous::RoundRecord;
+use steadfast_common::records::rendezvous::RoundRecord;
 use steadfast_common::status::{ElasticStatus, NodeReport};
 use steadfast_host::time::{Instant, timeout};
 use steadfast_master_core::rendezvous::{BarrierId, Caller, Directive, JoinTerms, describe_wait};

@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use steadfast_common::elastic::ElasticKind;
 use steadfast_common::ids::NodeId;
+use steadfast_common::job::elastic::ElasticKind;
 use steadfast_common::records::JobOutcome;
-use steadfast_common::rendezvous::AgentRecord;
+use steadfast_common::records::rendezvous::AgentRecord;
 use steadfast_common::status::{
     ElasticPhase, ElasticStatus, NodePhase, NodeReport, NodeStatus, TimelineEvent, TimelineKind,
     WorkersPhase,

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use steadfast_common::elastic::AnyJobRecord;
 use steadfast_common::ids::{Incarnation, NodeId, Round};
-use steadfast_common::keys::{Keys, TagKey};
-use steadfast_common::rendezvous::{AgentRecord, NodeRecord, ReleaseRecord, RoundRecord};
+use steadfast_common::job::elastic::AnyJobRecord;
+use steadfast_common::records::keys::{Keys, TagKey};
+use steadfast_common::records::rendezvous::{AgentRecord, NodeRecord, ReleaseRecord, RoundRecord};
 use steadfast_common::status::ElasticStatus;
 use steadfast_coord::{CoordError, Etcd, Op, Transaction, now};
 use steadfast_master_core::rendezvous::{Fact, InvalidRecord, Rendezvous, Timers};

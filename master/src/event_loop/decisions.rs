@@ -1,12 +1,12 @@
 //! The decisions of the acting master, one for each event.
 
-use steadfast_common::given_up::{Discarded, DiscardedTask, GivenUpRecord, LISTED_MAX};
 use steadfast_common::ids::{Generation, TaskId, TrainerId};
+use steadfast_common::job::spec::Mode;
 use steadfast_common::machine::Moment;
+use steadfast_common::records::given_up::{Discarded, DiscardedTask, GivenUpRecord, LISTED_MAX};
 use steadfast_common::records::{
     Best, CheckpointRecord, DispatchRecord, EvaluationRecord, JobOutcome, ResultRecord,
 };
-use steadfast_common::spec::Mode;
 use steadfast_common::status::TimeBreakdown;
 use steadfast_master_core::election::{self, InitReply};
 use steadfast_master_core::job_state::{Fact, JobState};

@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use steadfast_common::given_up::DiscardedTask;
 use steadfast_common::ids::{Generation, TrainerId};
 use steadfast_common::records::QueueSnapshot;
-use steadfast_common::stream::StreamRecord;
+use steadfast_common::records::given_up::DiscardedTask;
+use steadfast_common::records::stream::StreamRecord;
 use steadfast_master_core::election::InitReply;
 use steadfast_master_core::ledger::TaskReply;
 use steadfast_master_core::saver::SaveReply;

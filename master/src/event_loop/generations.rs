@@ -3,12 +3,12 @@
 use std::collections::VecDeque;
 
 use steadfast_common::ids::{Generation, Incarnation, Slot, TaskId};
+use steadfast_common::job::spec::{LostPserver, Mode};
 use steadfast_common::machine::Moment;
-use steadfast_common::placement::PlacementRecord;
 use steadfast_common::records::{
     CheckpointRecord, EvaluationRecord, GenerationRecord, QueueSnapshot, ROLLED_BACK_TO,
 };
-use steadfast_common::spec::{LostPserver, Mode};
+use steadfast_common::tensor::placement::PlacementRecord;
 use steadfast_coord::OPS_MAX;
 use steadfast_master_core::job_state::Fact;
 use steadfast_master_core::ledger::QueueFact;

@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
 use steadfast_common::error::ErrorKind;
-use steadfast_common::given_up::DiscardedTask;
 use steadfast_common::ids::{Generation, Pass, TrainerId, Version};
-use steadfast_common::position::Position;
+use steadfast_common::records::given_up::DiscardedTask;
+use steadfast_common::records::position::Position;
+use steadfast_common::records::stream::{LeftOut, StreamPassRecord, StreamRecord};
 use steadfast_common::records::{CheckpointRecord, EvaluationRecord, QueueSnapshot, ResultRecord};
 use steadfast_common::status::TimeBreakdown;
-use steadfast_common::stream::{LeftOut, StreamPassRecord, StreamRecord};
 use steadfast_host::time::{Instant, timeout};
 use steadfast_master_core::election;
 use steadfast_master_core::ledger::{Request, TaskReply};

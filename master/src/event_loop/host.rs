@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use steadfast_common::keys::Keys;
+use steadfast_common::records::keys::Keys;
 use steadfast_coord::term::Host;
 use steadfast_coord::{CoordError, Etcd, Mirror, Range, Transaction, View};
 use steadfast_host::time::{Interval, interval, unix_ms};

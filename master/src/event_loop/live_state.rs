@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use steadfast_common::ids::{Lane, Pass, Slot, TaskId, TrainerId};
+use steadfast_common::job::schedule::LaneSchedule;
 use steadfast_common::machine::Moment;
-use steadfast_common::position::Position;
-use steadfast_common::schedule::LaneSchedule;
+use steadfast_common::records::position::Position;
 use steadfast_master_core::deadlines::Deadlines;
 use steadfast_master_core::held_out::HeldOut;
 use steadfast_master_core::lane_losses::LaneLosses;

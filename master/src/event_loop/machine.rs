@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use steadfast_common::ids::{Generation, TrainerId};
-use steadfast_common::keys::Keys;
+use steadfast_common::job::schedule::LaneSchedule;
+use steadfast_common::job::spec::{JobSpec, Mode};
 use steadfast_common::machine::{Decision, Machine, Moment, Size};
-use steadfast_common::schedule::LaneSchedule;
-use steadfast_common::spec::{JobSpec, Mode};
+use steadfast_common::records::keys::Keys;
 use steadfast_coord::OPS_MAX;
 use steadfast_master_core::draft::Draft;
 use steadfast_master_core::job_state::{Fact, JobState};

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use steadfast_common::code::CodeRecord;
 use steadfast_common::ids::{Incarnation, Lane, Slot, TrainerId};
-use steadfast_common::keys::Keys;
 use steadfast_common::machine::{Decision, Moment};
 use steadfast_common::records::PserverRecord;
+use steadfast_common::records::code::CodeRecord;
+use steadfast_common::records::keys::Keys;
 use steadfast_coord::View;
 use steadfast_master_core::ledger::Attribution;
 use tracing::{info, warn};

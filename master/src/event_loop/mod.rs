@@ -17,8 +17,8 @@ mod stored_state;
 mod tests;
 mod time_breakdowns;
 
-use steadfast_common::keys::Keys;
-use steadfast_common::position::Position;
+use steadfast_common::records::keys::Keys;
+use steadfast_common::records::position::Position;
 use steadfast_common::records::{CheckpointRecord, ResultRecord};
 use steadfast_coord::term::{Committer, End, Term};
 use steadfast_coord::{CoordError, Etcd, Leadership, now};

@@ -1,13 +1,13 @@
 //! Reads the durable state from etcd, and writes its facts.
 
 use serde::de::DeserializeOwned;
-use steadfast_common::given_up::GivenUpRecord;
 use steadfast_common::ids::{Pass, TaskId, TrainerId};
-use steadfast_common::keys::Keys;
+use steadfast_common::job::schedule::task_order;
+use steadfast_common::job::spec::Mode;
 use steadfast_common::records::QueueRecord;
-use steadfast_common::schedule::task_order;
-use steadfast_common::spec::Mode;
-use steadfast_common::stream::StreamPassRecord;
+use steadfast_common::records::given_up::GivenUpRecord;
+use steadfast_common::records::keys::Keys;
+use steadfast_common::records::stream::StreamPassRecord;
 use steadfast_coord::{CoordError, Entry, Etcd, Op, Transaction, View};
 use steadfast_master_core::given_up::GivenUp;
 use steadfast_master_core::job_state::{Fact, JobState};

@@ -6,20 +6,20 @@ use std::future::{pending, ready};
 use std::sync::{Arc, Mutex};
 
 use futures::executor::block_on;
-use steadfast_common::dataset::{Chunk, Manifest};
 use steadfast_common::ids::{
     Generation, Incarnation, Lane, Pass, RequestId, Slot, TaskId, TrainerId, Version,
 };
-use steadfast_common::job_file;
-use steadfast_common::keys::Keys;
-use steadfast_common::layout::ParamSpec;
+use steadfast_common::job::dataset::{Chunk, Manifest};
+use steadfast_common::job::job_file;
+use steadfast_common::job::spec::Mode;
 use steadfast_common::machine::{Decision, Machine, Moment};
-use steadfast_common::placement::PlacementRecord;
-use steadfast_common::position::Position;
+use steadfast_common::records::keys::Keys;
+use steadfast_common::records::position::Position;
 use steadfast_common::records::{
     CheckpointRecord, FORMAT, GenerationRecord, JobRecord, PserverRecord, QueueRecord, ShardRecord,
 };
-use steadfast_common::spec::Mode;
+use steadfast_common::tensor::layout::ParamSpec;
+use steadfast_common::tensor::placement::PlacementRecord;
 use steadfast_coord::term::{Commit, Host, Term};
 use steadfast_coord::{CoordError, Entry, Op, Transaction, View};
 use steadfast_master_core::job_state::Fact;

@@ -1,6 +1,6 @@
 //! Writes the list of all given-up tasks to the store.
 
-use steadfast_common::given_up::DiscardedTask;
+use steadfast_common::records::given_up::DiscardedTask;
 use steadfast_store::{Location, StoreError};
 
 /// Writes the list, one JSON object per line. Returns its URL, or `None` if no task was given up.

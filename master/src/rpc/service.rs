@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use steadfast_common::error::ErrorKind;
-use steadfast_common::given_up::Discarded;
 use steadfast_common::ids::{
     Attempt, Generation, Lane, Pass, RequestId, TaskId, TrainerId, Version,
 };
+use steadfast_common::records::given_up::Discarded;
+use steadfast_common::records::stream::LeftOut;
 use steadfast_common::records::{EvaluationRecord, JobOutcome, KeptModel, ResultRecord};
 use steadfast_common::status::TimeBreakdown;
-use steadfast_common::stream::LeftOut;
 use steadfast_host::time::{Instant, timeout, unix_ms};
 use steadfast_master_core::election::InitReply;
 use steadfast_master_core::ledger::{Next, Report, Request as TaskRequest, Wants};

@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use steadfast_common::ids::{Generation, Lane, Pass, Slot, TaskId, TrainerId};
+use steadfast_common::job::spec::Mode;
+use steadfast_common::records::stream::StreamRecord;
 use steadfast_common::records::{JobOutcome, PserverRecord, TrainerRecord};
-use steadfast_common::spec::Mode;
 use steadfast_common::status::{
     JobPhase, JobStatus, MasterStatus, Queues, Saving, SlotStatus, TrainerStatus, Wait,
 };
-use steadfast_common::stream::StreamRecord;
 use steadfast_master_core::saver::Stage;
 use steadfast_master_core::stream::Stream;
 

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use steadfast_common::applied_records::{AppliedRecords, RangeStatus, RecordRange};
 use steadfast_common::ids::Version;
-use steadfast_common::layout::Layout;
-use steadfast_common::row_ids::RowIds;
-use steadfast_common::table::Rows;
+use steadfast_common::records::applied_records::{AppliedRecords, RangeStatus, RecordRange};
+use steadfast_common::tensor::layout::Layout;
+use steadfast_common::tensor::row_ids::RowIds;
+use steadfast_common::tensor::table::Rows;
 use steadfast_pserver_storage::StorageError;
 
 use crate::block_store::{BlockStore, Parameters, ShardSnapshot};

@@ -6,15 +6,15 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use steadfast_common::applied_records::AppliedRecords;
-use steadfast_common::compression::Codec;
 use steadfast_common::ids::{Lane, Pass, Slot};
-use steadfast_common::layout::{Block, Layout, UpdateRule};
-use steadfast_common::placement::Placement;
-use steadfast_common::position::Position;
-use steadfast_common::row_ids::RowIds;
-use steadfast_common::spec::OptimizerSpec;
-use steadfast_common::table::Rows;
+use steadfast_common::job::spec::OptimizerSpec;
+use steadfast_common::records::applied_records::AppliedRecords;
+use steadfast_common::records::position::Position;
+use steadfast_common::tensor::compression::Codec;
+use steadfast_common::tensor::layout::{Block, Layout, UpdateRule};
+use steadfast_common::tensor::placement::Placement;
+use steadfast_common::tensor::row_ids::RowIds;
+use steadfast_common::tensor::table::Rows;
 use steadfast_pserver_storage::StorageError;
 
 use crate::buffer_pool::BufferPool;

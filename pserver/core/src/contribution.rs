@@ -1,13 +1,13 @@
 //! Contributions to a shard, and the reasons to refuse them.
 
-use steadfast_common::byte_segments::ByteSegments;
-use steadfast_common::compression::{Codec, Malformed};
-use steadfast_common::contribution::LaneShare;
 use steadfast_common::error::ErrorKind;
-use steadfast_common::finite::are_finite;
 use steadfast_common::ids::{Lane, TaskId, Version};
-use steadfast_common::layout::Block;
-use steadfast_common::table::Rows;
+use steadfast_common::records::contribution::LaneShare;
+use steadfast_common::tensor::byte_segments::ByteSegments;
+use steadfast_common::tensor::compression::{Codec, Malformed};
+use steadfast_common::tensor::finite::are_finite;
+use steadfast_common::tensor::layout::Block;
+use steadfast_common::tensor::table::Rows;
 use steadfast_pserver_storage::StorageError;
 
 use crate::buffer_pool::PooledBuffer;
@@ -20,7 +20,7 @@ pub struct Contribution {
     pub records: u64,
     /// Sum of the losses of the records.
     pub loss_sum: f64,
-    /// Sum of the checksums of the records (see [`steadfast_common::applied_records`]).
+    /// Sum of the checksums of the records (see [`steadfast_common::records::applied_records`]).
     pub checksum: u64,
     /// Values of the shard's blocks; empty if the contribution has no records.
     pub blocks: Vec<ValidatedBlock>,

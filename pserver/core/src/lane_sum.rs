@@ -6,10 +6,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use steadfast_common::compression::Codec;
-use steadfast_common::contribution::{LaneEnd, LaneShare};
 use steadfast_common::ids::Lane;
-use steadfast_common::lane_tree::{LaneSums, LaneTree, Node};
+use steadfast_common::records::contribution::{LaneEnd, LaneShare};
+use steadfast_common::tensor::compression::Codec;
+use steadfast_common::tensor::lane_tree::{LaneSums, LaneTree, Node};
 
 use crate::contribution::{Refusal, Total, ValidatedBlock};
 

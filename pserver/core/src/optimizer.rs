@@ -13,7 +13,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use steadfast_common::spec::{GroupSpec, OptimizerKind, OptimizerSpec};
+use steadfast_common::job::spec::{GroupSpec, OptimizerKind, OptimizerSpec};
 
 use self::adam::Adam;
 use self::adaptive::{Adadelta, Adagrad, Rmsprop};
@@ -93,7 +93,7 @@ impl<'a> State<'a> {
 impl Optimizer {
     /// Creates the rule of `spec` with the defaults of PyTorch (of TensorFlow for FTRL), except that weight
     /// decay is off by default. `spec` has passed
-    /// [validation](steadfast_common::optimizer_errors::optimizer). Keys that the rule does not use are
+    /// [validation](steadfast_common::job::optimizer_errors::optimizer). Keys that the rule does not use are
     /// ignored, and so are bounds on the gradient, which the caller applies.
     pub fn new(spec: &OptimizerSpec) -> Self {
         let rule: Arc<dyn Rule> = match spec.kind {

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use steadfast_common::compression::Codec;
-use steadfast_common::layout::{Block, Layout, ParamSpec};
-use steadfast_common::spec::{JobSpec, LearningRateSpec, Mode, OptimizerSpec, TableSpec};
+use steadfast_common::job::spec::{JobSpec, LearningRateSpec, Mode, OptimizerSpec, TableSpec};
+use steadfast_common::tensor::compression::Codec;
+use steadfast_common::tensor::layout::{Block, Layout, ParamSpec};
 use steadfast_pserver_storage::{MemoryStores, RowStores};
 
 use crate::optimizer::Optimizer;

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use steadfast_common::ids::Version;
-use steadfast_common::layout::Layout;
-use steadfast_common::row_ids::RowIds;
-use steadfast_common::spec::Mode;
-use steadfast_common::table::Rows;
+use steadfast_common::job::spec::Mode;
+use steadfast_common::tensor::layout::Layout;
+use steadfast_common::tensor::row_ids::RowIds;
+use steadfast_common::tensor::table::Rows;
 use steadfast_pserver_storage::StorageError;
 
 use crate::async_shard::AsyncShard;

@@ -5,12 +5,12 @@
 
 use std::sync::Arc;
 
-use steadfast_common::contribution::{LaneEnd, LaneShare};
 use steadfast_common::ids::{Lane, Pass, Version};
-use steadfast_common::lane_tree::Node;
-use steadfast_common::layout::{Block, Layout, UpdateRule};
-use steadfast_common::row_ids::RowIds;
-use steadfast_common::table::{RANGES, Rows};
+use steadfast_common::records::contribution::{LaneEnd, LaneShare};
+use steadfast_common::tensor::lane_tree::Node;
+use steadfast_common::tensor::layout::{Block, Layout, UpdateRule};
+use steadfast_common::tensor::row_ids::RowIds;
+use steadfast_common::tensor::table::{RANGES, Rows};
 use steadfast_pserver_storage::StorageError;
 
 use crate::block_store::{BlockStore, Parameters, ShardSnapshot};
@@ -124,7 +124,7 @@ impl SyncShard {
     }
 
     /// Adds some blocks of a contribution of the lanes starting at `first` to the step that begins at
-    /// `version`: the sum of a node of the [`LaneTree`](steadfast_common::lane_tree::LaneTree), with the
+    /// `version`: the sum of a node of the [`LaneTree`](steadfast_common::tensor::lane_tree::LaneTree), with the
     /// share of each lane. They take effect once [`SyncShard::contribute`] receives the rest, from this push
     /// or from another one for the same lanes.
     ///

@@ -8,10 +8,10 @@ use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use steadfast_common::ids::Pass;
-use steadfast_common::layout::{Layout, TableParam};
-use steadfast_common::row_ids::RowIds;
-use steadfast_common::spec::LearningRateSpec;
-use steadfast_common::table::{Initial, RANGES, Rows, is_expired, range_of};
+use steadfast_common::job::spec::LearningRateSpec;
+use steadfast_common::tensor::layout::{Layout, TableParam};
+use steadfast_common::tensor::row_ids::RowIds;
+use steadfast_common::tensor::table::{Initial, RANGES, Rows, is_expired, range_of};
 use steadfast_pserver_storage::{
     RowCounts, RowStore, RowsSnapshot, SnapshotRow, StorageError, Usage,
 };

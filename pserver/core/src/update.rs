@@ -4,7 +4,7 @@
 //! and memory is read and written once. Values are independent of each other, so the strip size does
 //! not affect the result.
 
-use steadfast_common::finite::bounded;
+use steadfast_common::tensor::finite::bounded;
 
 use crate::optimizer::{Optimizer, State};
 use crate::values::Values;

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use steadfast_common::applied_records::RecordRange;
-use steadfast_common::contribution::{LaneEnd, LaneShare, LanesName};
 use steadfast_common::ids::{Lane, Pass, TaskId};
-use steadfast_common::layout::ParamSpec;
-use steadfast_common::spec::{LearningRateSpec, Mode, OptimizerKind, OptimizerSpec};
+use steadfast_common::job::spec::{LearningRateSpec, Mode, OptimizerKind, OptimizerSpec};
+use steadfast_common::records::applied_records::RecordRange;
+use steadfast_common::records::contribution::{LaneEnd, LaneShare, LanesName};
+use steadfast_common::tensor::layout::ParamSpec;
 use steadfast_proto::{PullAnswer, VersionMatch};
 use steadfast_pserver_core::block_store::{Parameters, SnapshotBlock};
 use steadfast_pserver_core::contribution::ValidatedBlock;

@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 
 use steadfast_checkpoint::row_file::RowFileRecord;
-use steadfast_common::dataset::Manifest;
 use steadfast_common::ids::{Lane, Pass, Version};
-use steadfast_common::layout::{BLOCK_LEN_MAX, ParamSpec};
-use steadfast_common::position::Position;
+use steadfast_common::job::dataset::Manifest;
+use steadfast_common::job::spec::{OptimizerKind, OptimizerSpec};
+use steadfast_common::records::position::Position;
 use steadfast_common::records::{FORMAT, QueueSnapshot};
-use steadfast_common::spec::{OptimizerKind, OptimizerSpec};
-use steadfast_common::table::{Initial, RANGES, range_of};
+use steadfast_common::tensor::layout::{BLOCK_LEN_MAX, ParamSpec};
+use steadfast_common::tensor::table::{Initial, RANGES, range_of};
 use steadfast_pserver_core::tables::{RowKind, StoredRows};
 use steadfast_pserver_storage::RowCounts;
 use tempfile::TempDir;
@@ -21,7 +21,7 @@ type Blocks = BTreeMap<u32, (Vec<u32>, Vec<Vec<u32>>, AppliedRecords)>;
 
 fn job(kind: OptimizerKind) -> JobRecord {
     let text = include_str!("../../../examples/digits.toml");
-    let mut spec = steadfast_common::job_file::parse(text).unwrap();
+    let mut spec = steadfast_common::job::job_file::parse(text).unwrap();
     spec.optimizer = OptimizerSpec { kind, ..OptimizerSpec::default() };
     let digest = spec.digest();
     JobRecord {

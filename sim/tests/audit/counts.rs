@@ -4,11 +4,11 @@
 use std::collections::BTreeSet;
 
 use steadfast_audit::{Cause, Evidence, RecordSet, Sum, What, audit};
-use steadfast_common::applied_records::{AppliedPass, AppliedRecords};
 use steadfast_common::ids::{Pass, TaskId};
+use steadfast_common::job::schedule::{stream_order, task_order};
+use steadfast_common::job::spec::LostPserver;
 use steadfast_common::records::QueueSnapshot;
-use steadfast_common::schedule::{stream_order, task_order};
-use steadfast_common::spec::LostPserver;
+use steadfast_common::records::applied_records::{AppliedPass, AppliedRecords};
 
 use crate::evidence::{
     add, applied, assert_finds, assert_mismatch, changed, checkpoint, checkpoint_mut, is_named,

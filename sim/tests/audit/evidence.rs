@@ -1,8 +1,8 @@
 //! Changes of the evidence, as the mutations of this test make them.
 
 use steadfast_audit::{CheckpointEvidence, Evidence, RecordSet, Severity, Sum, What, audit};
-use steadfast_common::applied_records::{AppliedPass, AppliedRecords};
 use steadfast_common::ids::Slot;
+use steadfast_common::records::applied_records::{AppliedPass, AppliedRecords};
 
 /// Returns the checkpoint of evidence that has one.
 pub fn checkpoint(evidence: &Evidence) -> &CheckpointEvidence {

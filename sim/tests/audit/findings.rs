@@ -1,12 +1,12 @@
 //! Findings about single changes of the evidence, their severities and their texts.
 
 use steadfast_audit::{Cause, Evidence, RecordSet, Severity, Sum, What, audit};
-use steadfast_common::applied_records::{AppliedPass, TaskRanges};
-use steadfast_common::code::CodeChange;
-use steadfast_common::given_up::GivenUpRecord;
 use steadfast_common::ids::{Generation, Incarnation, Pass, Slot, TaskId, TrainerId, Version};
+use steadfast_common::job::spec::LostPserver;
+use steadfast_common::records::applied_records::{AppliedPass, TaskRanges};
+use steadfast_common::records::code::CodeChange;
+use steadfast_common::records::given_up::GivenUpRecord;
 use steadfast_common::records::{GenerationRecord, JobOutcome, QueueSnapshot};
-use steadfast_common::spec::LostPserver;
 
 use crate::evidence::{
     add, applied, applied_mut, assert_finds, changed, checkpoint, checkpoint_mut, subtract,

@@ -2,11 +2,11 @@
 
 use steadfast_audit::history::Rule;
 use steadfast_common::ids::{Attempt, Generation, Pass, RequestId, TaskId, TrainerId};
-use steadfast_common::key_table::{KEYS, Key};
+use steadfast_common::job::schedule::task_order;
+use steadfast_common::records::key_table::{KEYS, Key};
 use steadfast_common::records::{
     CheckpointRecord, GenerationRecord, LockRecord, QueueRecord, ROLLED_BACK_TO, TaskRecord,
 };
-use steadfast_common::schedule::task_order;
 use uuid::Uuid;
 
 use crate::recorded::{ASYNC, History, Run, SYNC, cuts, put};

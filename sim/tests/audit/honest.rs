@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use steadfast_audit::{Coverage, Evidence, PassState, Severity, audit};
+use steadfast_common::job::spec;
 use steadfast_common::records::JobOutcome;
-use steadfast_common::rendezvous::RoundRecord;
-use steadfast_common::spec;
+use steadfast_common::records::rendezvous::RoundRecord;
 use steadfast_sim::explore::small;
 use steadfast_sim::{Fault, Job, Member, Mode, Role, Workload, record};
 

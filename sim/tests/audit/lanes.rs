@@ -1,9 +1,9 @@
 //! Synchronous jobs: the audit finds records that were applied twice, not at all, or in place of others.
 
 use steadfast_audit::{Cause, Evidence, RecordSet, Sum, What};
-use steadfast_common::applied_records::AppliedPass;
 use steadfast_common::ids::{Lane, Pass};
-use steadfast_common::schedule::LaneSchedule;
+use steadfast_common::job::schedule::LaneSchedule;
+use steadfast_common::records::applied_records::AppliedPass;
 
 use crate::evidence::{
     add, applied, assert_finds, assert_mismatch, changed, checkpoint, checkpoint_mut, is_named,

@@ -9,10 +9,10 @@ use steadfast_audit::Evidence;
 use steadfast_audit::history::{
     Change, ElasticJob, HistoryReport, Job, Revision, Rule, check, check_elastic,
 };
-use steadfast_common::dataset::Manifest;
 use steadfast_common::ids::Pass;
-use steadfast_common::keys::Keys;
-use steadfast_common::spec::JobSpec;
+use steadfast_common::job::dataset::Manifest;
+use steadfast_common::job::spec::JobSpec;
+use steadfast_common::records::keys::Keys;
 use steadfast_sim::{Mode, Outcome, Plan, Recording, Workload, record};
 
 /// Seeds of each mode that are recorded.

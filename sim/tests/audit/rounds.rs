@@ -2,10 +2,10 @@
 
 use steadfast_audit::history::Rule;
 use steadfast_common::ids::{Incarnation, NodeId, Phase, Round};
-use steadfast_common::records::{JobOutcome, ResultRecord};
-use steadfast_common::rendezvous::{
+use steadfast_common::records::rendezvous::{
     EXIT_TAG, MemberRecord, NodeRecord, NodeState, ReleaseRecord, RoundRecord,
 };
+use steadfast_common::records::{JobOutcome, ResultRecord};
 use steadfast_sim::Workload;
 use uuid::Uuid;
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Parser, ValueEnum};
 use serde_json::Value;
-use steadfast_common::spec::Mode;
+use steadfast_common::job::spec::Mode;
 use steadfast_tests::faults::{
     ElasticOutcome, ElasticShape, ElasticTarget, FILE_RECORDS, FaultTarget, Feed, Kind, Outcome,
     Schedule, Shape, Soak, Usage, Workload,

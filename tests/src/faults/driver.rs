@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use nix::libc::{SIGKILL, SIGTERM};
 use serde_json::Value;
 use steadfast_audit::history::Change;
-use steadfast_common::keys::Keys;
+use steadfast_common::records::keys::Keys;
 use tokio::runtime::Runtime;
 
 use super::inject::Heal;

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use steadfast_audit::history::Change;
 use steadfast_common::ids::Pass;
-use steadfast_common::keys::Keys;
-use steadfast_common::spec::Mode;
-use steadfast_common::stream::StreamPassRecord;
+use steadfast_common::job::spec::Mode;
+use steadfast_common::records::keys::Keys;
+use steadfast_common::records::stream::StreamPassRecord;
 
 use crate::{Job, Scene, examples};
 

@@ -1,7 +1,7 @@
 //! The shape of a world, and the command that repeats its run.
 
 use clap::ValueEnum;
-use steadfast_common::spec::Mode;
+use steadfast_common::job::spec::Mode;
 
 use super::feed::Feed;
 use super::{Role, Schedule};

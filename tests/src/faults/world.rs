@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use steadfast_audit::history::Change;
-use steadfast_common::spec::{JobSpec, Mode};
+use steadfast_common::job::spec::{JobSpec, Mode};
 
 use super::driver::{End, World, WorldJob};
 use super::feed::Feed;
@@ -194,7 +194,7 @@ impl<'a> FaultTarget<'a> {
     ) -> Self {
         let etcd = EtcdCluster::start(scene, shape.etcd as usize, Quota::Bytes(ETCD_ROOM));
         let training = Training {
-            spec: steadfast_common::job_file::parse(&job.text).expect("the job file is sound"),
+            spec: steadfast_common::job::job_file::parse(&job.text).expect("the job file is sound"),
             store: StoreDirectory::new(scene),
             job_file: job.write(scene).display().to_string(),
             status: None,

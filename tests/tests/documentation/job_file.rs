@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use steadfast_common::job_file::{elastic_keys, training_keys};
-use steadfast_common::models::BUILT_IN;
+use steadfast_common::job::job_file::{elastic_keys, training_keys};
+use steadfast_common::job::models::BUILT_IN;
 
 /// The key that chooses between the kinds of job files.
 const KIND: &str = "kind";

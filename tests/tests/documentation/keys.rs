@@ -1,6 +1,6 @@
 //! Checks that the tables of keys in docs/protocol.md, and the fuzz target of records, have a row for each key.
 
-use steadfast_common::key_table::{Condition, KEYS, Key, Writer};
+use steadfast_common::records::key_table::{Condition, KEYS, Key, Writer};
 
 /// Types of values for which there is no record.
 const PLAIN: &[&str] = &["String", "u32", "bytes"];

@@ -6,7 +6,7 @@ use std::process::Command;
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use serde_json::Value;
 use steadfast_common::ids::{NodeId, Round};
-use steadfast_common::keys::Keys;
+use steadfast_common::records::keys::Keys;
 use steadfast_tests::{
     Certificates, Ended, EtcdServer, Recorder, Scene, Signal, etcdctl, free_address, program,
     within,

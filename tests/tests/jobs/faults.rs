@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use steadfast_common::spec::Mode;
+use steadfast_common::job::spec::Mode;
 use steadfast_tests::faults::{Fault, FaultTarget, Kind, Outcome, Role, Schedule, Shape};
 use steadfast_tests::{EtcdCluster, Job, Network, Quota, Run, Scene, Signal, eventually};
 

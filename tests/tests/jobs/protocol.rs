@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use steadfast_audit::history::{HistoryReport, Revision, check};
-use steadfast_common::dataset::Manifest;
+use steadfast_common::job::dataset::Manifest;
 use steadfast_tests::{
     Cluster, EtcdServer, Job, Member, Run, Scene, Signal, etcdctl, eventually, history, program,
     within,

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use serde_json::Value;
-use steadfast_common::spec::Mode;
+use steadfast_common::job::spec::Mode;
 use steadfast_tests::{Cluster, Job, Run, Scene, Signal, audit, eventually, examples, program};
 
 /// How long a command may take.

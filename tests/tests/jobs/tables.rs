@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::process::Command;
 
 use serde_json::Value;
-use steadfast_common::layout::Layout;
 use steadfast_common::records::CheckpointRecord;
-use steadfast_common::table::{RANGES, Rows, range_of};
+use steadfast_common::tensor::layout::Layout;
+use steadfast_common::tensor::table::{RANGES, Rows, range_of};
 use steadfast_tests::{Cluster, Job, Run, Scene, Signal, eventually, examples};
 
 fn clicks() -> Job {

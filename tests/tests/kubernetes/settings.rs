@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::process::{Command, Output};
 
 use serde_json::Value;
-use steadfast_common::job_file;
+use steadfast_common::job::job_file;
 use steadfast_tests::program;
 
 use crate::manifests::{Overlay, Workload, list, mounted, text};

@@ -1,9 +1,9 @@
 //! The records of one gradient, and the key of its random numbers.
 
 use ndarray::ArrayView2;
-use steadfast_common::columns::Column;
-use steadfast_common::dataset::Records;
 use steadfast_common::ids::{Lane, Pass};
+use steadfast_common::job::columns::Column;
+use steadfast_common::job::dataset::Records;
 use steadfast_common::random::{Purpose, Random};
 
 use crate::error::ModelError;

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use steadfast_common::categories::push_ids;
-use steadfast_common::columns::{Column, Values};
+use steadfast_common::job::categories::push_ids;
+use steadfast_common::job::columns::{Column, Values};
 
 use crate::batch::Batch;
 use crate::error::ModelError;
@@ -68,8 +68,8 @@ pub(crate) fn check(column: &Column) -> Result<(), ModelError> {
 #[cfg(test)]
 mod tests {
     use ndarray::ArrayView2;
-    use steadfast_common::categories::category_id;
-    use steadfast_common::columns::{ColumnSpec, Element};
+    use steadfast_common::job::categories::category_id;
+    use steadfast_common::job::columns::{ColumnSpec, Element};
 
     use super::*;
 

@@ -6,8 +6,8 @@
 use std::ops::Range;
 
 use ndarray::{Array2, s};
-use steadfast_common::layout::ParamSpec;
-use steadfast_common::spec::ModelSpec;
+use steadfast_common::job::spec::ModelSpec;
+use steadfast_common::tensor::layout::ParamSpec;
 
 use crate::batch::{Batch, MicroBatch};
 use crate::categories::Categories;

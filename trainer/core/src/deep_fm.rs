@@ -1,8 +1,8 @@
 //! DeepFM (Guo et al. 2017): the sum of a factorization machine and a perceptron, which share the factors of
 //! categories.
 
-use steadfast_common::layout::ParamSpec;
-use steadfast_common::spec::ModelSpec;
+use steadfast_common::job::spec::ModelSpec;
+use steadfast_common::tensor::layout::ParamSpec;
 
 use crate::batch::{Batch, MicroBatch};
 use crate::categories::Categories;

@@ -6,10 +6,10 @@
 //! `i`.
 
 use ndarray::Array2;
-use steadfast_common::layout::ParamSpec;
+use steadfast_common::job::spec::ModelSpec;
 use steadfast_common::random::Random;
-use steadfast_common::spec::ModelSpec;
-use steadfast_common::table::Initial;
+use steadfast_common::tensor::layout::ParamSpec;
+use steadfast_common::tensor::table::Initial;
 
 use crate::batch::{Batch, MicroBatch};
 use crate::categories::{self, Categories};

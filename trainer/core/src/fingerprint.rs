@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use ndarray::Array2;
 use sha2::{Digest, Sha256};
-use steadfast_common::dataset::{Records, hex};
 use steadfast_common::ids::{Lane, Pass};
-use steadfast_common::layout::Layout;
-use steadfast_common::spec::{Activation, ModelSpec};
+use steadfast_common::job::dataset::{Records, hex};
+use steadfast_common::job::spec::{Activation, ModelSpec};
+use steadfast_common::tensor::layout::Layout;
 
 use crate::batch::{Batch, MicroBatch};
 use crate::model::Model;

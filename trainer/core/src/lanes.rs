@@ -9,10 +9,10 @@ use std::ops::Range;
 
 use ndarray::linalg::general_mat_mul;
 use ndarray::{Array2, ArrayView2, ArrayViewMut1, ArrayViewMut2, s};
-use steadfast_common::compression::Codec;
-use steadfast_common::finite::are_finite;
 use steadfast_common::ids::Lane;
-use steadfast_common::lane_tree::{LaneSums, LaneTree};
+use steadfast_common::tensor::compression::Codec;
+use steadfast_common::tensor::finite::are_finite;
+use steadfast_common::tensor::lane_tree::{LaneSums, LaneTree};
 
 use crate::batch::{Batch, MicroBatch};
 use crate::error::ModelError;

@@ -9,9 +9,9 @@
 //!
 //! ```
 //! use std::sync::Arc;
-//! use steadfast_common::dataset::Records;
+//! use steadfast_common::job::dataset::Records;
 //! use steadfast_common::ids::{Lane, Pass};
-//! use steadfast_common::layout::{Layout, ParamSpec};
+//! use steadfast_common::tensor::layout::{Layout, ParamSpec};
 //! use steadfast_trainer_core::{
 //!     Batch, Evaluation, Inputs, Metric, MicroBatch, Model, ModelError, Parameters, Random,
 //!     Registry,
@@ -68,8 +68,8 @@
 //! let mut models = Registry::built_in();
 //! models.register("poisson", |_spec, inputs| Ok(Box::new(Poisson { features: inputs.features })));
 //!
-//! # fn spec() -> steadfast_common::spec::ModelSpec {
-//! #     steadfast_common::spec::ModelSpec {
+//! # fn spec() -> steadfast_common::job::spec::ModelSpec {
+//! #     steadfast_common::job::spec::ModelSpec {
 //! #         kind: "poisson".into(), classes: None, factors: None, hidden: vec![],
 //! #         activation: Default::default(), dropout: 0.0, options: Default::default(),
 //! #         entry: None, script: None, device: None, min_records: None,
@@ -113,7 +113,7 @@ pub use model::{Evaluation, Finish, Metric, Model, Validity};
 pub use ndarray;
 pub use parameters::{BatchIds, Parameters, TableRows};
 pub use registry::{Inputs, ModelFactory, Registry};
-pub use steadfast_common::categories::category_id;
-pub use steadfast_common::layout::ParamSpec;
+pub use steadfast_common::job::categories::category_id;
 pub use steadfast_common::random::{Purpose, Random};
-pub use steadfast_common::table::Initial;
+pub use steadfast_common::tensor::layout::ParamSpec;
+pub use steadfast_common::tensor::table::Initial;

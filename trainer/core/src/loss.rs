@@ -1,7 +1,7 @@
 //! Losses of one record, and their derivatives with respect to the model's outputs.
 
 use ndarray::ArrayViewMut2;
-use steadfast_common::spec::ModelSpec;
+use steadfast_common::job::spec::ModelSpec;
 
 use crate::error::ModelError;
 use crate::model::{Evaluation, Metric};

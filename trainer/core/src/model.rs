@@ -3,8 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use steadfast_common::code::Modules;
-use steadfast_common::layout::ParamSpec;
+use steadfast_common::records::code::Modules;
+use steadfast_common::tensor::layout::ParamSpec;
 
 use crate::batch::{Batch, MicroBatch};
 use crate::error::ModelError;
@@ -62,7 +62,7 @@ pub trait Model: Send + Sync {
     /// [`Model::fresh_gradient`] of each lane gives. `None`, as the default: the lanes must be computed one by
     /// one. A model whose passes over the parameters are expensive can share them between lanes.
     ///
-    /// [`Codec::Plain`]: steadfast_common::compression::Codec::Plain
+    /// [`Codec::Plain`]: steadfast_common::tensor::compression::Codec::Plain
     fn gradient_of_lanes(
         &self,
         _parameters: &Parameters,

@@ -11,9 +11,9 @@ use std::ops::Range;
 
 use ndarray::linalg::general_mat_mul;
 use ndarray::{Array2, ArrayView2, ArrayViewMut2, s};
-use steadfast_common::layout::ParamSpec;
+use steadfast_common::job::spec::{Activation, ModelSpec};
 use steadfast_common::random::Random;
-use steadfast_common::spec::{Activation, ModelSpec};
+use steadfast_common::tensor::layout::ParamSpec;
 
 use crate::batch::{Batch, MicroBatch};
 use crate::error::ModelError;

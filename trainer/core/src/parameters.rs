@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use ndarray::{ArrayView1, ArrayView2, ArrayViewMut1, ArrayViewMut2};
-use steadfast_common::layout::Layout;
-use steadfast_common::row_ids::RowIds;
-use steadfast_common::table::Rows;
+use steadfast_common::tensor::layout::Layout;
+use steadfast_common::tensor::row_ids::RowIds;
+use steadfast_common::tensor::table::Rows;
 
 const FITS: &str = "a layout gives each parameter as many values as its shape";
 
@@ -232,7 +232,7 @@ fn sides(layout: &Layout, index: usize) -> (usize, usize) {
 
 #[cfg(test)]
 mod tests {
-    use steadfast_common::layout::ParamSpec;
+    use steadfast_common::tensor::layout::ParamSpec;
 
     use super::*;
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use steadfast_common::spec::ModelSpec;
+use steadfast_common::job::spec::ModelSpec;
 
 use crate::deep_fm::DeepFm;
 use crate::error::ModelError;
@@ -30,7 +30,7 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Creates a registry of the [built-in models](steadfast_common::models::BUILT_IN).
+    /// Creates a registry of the [built-in models](steadfast_common::job::models::BUILT_IN).
     pub fn built_in() -> Self {
         let mut registry = Self { factories: BTreeMap::new() };
         for name in ["linear", "softmax", "mlp"] {
@@ -95,7 +95,7 @@ impl Default for Registry {
 mod tests {
     use std::collections::BTreeSet;
 
-    use steadfast_common::models::BUILT_IN;
+    use steadfast_common::job::models::BUILT_IN;
 
     use super::*;
 

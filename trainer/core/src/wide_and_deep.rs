@@ -2,9 +2,9 @@
 //! embeddings and the numbers. Each part has a table of its own, so that each can have an optimizer of its own.
 
 use ndarray::Array2;
-use steadfast_common::layout::ParamSpec;
-use steadfast_common::spec::ModelSpec;
-use steadfast_common::table::Initial;
+use steadfast_common::job::spec::ModelSpec;
+use steadfast_common::tensor::layout::ParamSpec;
+use steadfast_common::tensor::table::Initial;
 
 use crate::batch::{Batch, MicroBatch};
 use crate::categories::{self, Categories};

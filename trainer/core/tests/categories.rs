@@ -4,13 +4,13 @@
 
 use std::sync::Arc;
 
-use steadfast_common::columns::{Column, ColumnSpec, Shape, Values};
-use steadfast_common::dataset::Records;
 use steadfast_common::ids::{Lane, Pass};
-use steadfast_common::job_file;
-use steadfast_common::layout::Layout;
-use steadfast_common::spec::ModelSpec;
-use steadfast_common::table::Rows;
+use steadfast_common::job::columns::{Column, ColumnSpec, Shape, Values};
+use steadfast_common::job::dataset::Records;
+use steadfast_common::job::job_file;
+use steadfast_common::job::spec::ModelSpec;
+use steadfast_common::tensor::layout::Layout;
+use steadfast_common::tensor::table::Rows;
 use steadfast_trainer_core::{
     Batch, BatchIds, Evaluation, Inputs, MicroBatch, Model, ModelError, Parameters, Purpose,
     Random, Registry, TableRows,

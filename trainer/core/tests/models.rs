@@ -4,12 +4,12 @@
 
 use std::sync::Arc;
 
-use steadfast_common::compression::Codec;
-use steadfast_common::dataset::Records;
 use steadfast_common::ids::{Lane, Pass};
-use steadfast_common::lane_tree::{LaneSums, LaneTree};
-use steadfast_common::layout::Layout;
-use steadfast_common::spec::{Activation, ModelSpec};
+use steadfast_common::job::dataset::Records;
+use steadfast_common::job::spec::{Activation, ModelSpec};
+use steadfast_common::tensor::compression::Codec;
+use steadfast_common::tensor::lane_tree::{LaneSums, LaneTree};
+use steadfast_common::tensor::layout::Layout;
 use steadfast_trainer_core::{
     Batch, Inputs, LaneBatches, MicroBatch, Model, ModelError, Parameters, Purpose, Random,
     Registry,

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use steadfast_common::ids::Generation;
-use steadfast_common::key_table::Key;
-use steadfast_common::keys::Keys;
+use steadfast_common::records::key_table::Key;
+use steadfast_common::records::keys::Keys;
 use steadfast_common::records::{CheckpointRecord, GenerationRecord, ROLLED_BACK_TO};
 
 use super::records::read;

@@ -7,10 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use steadfast_common::ids::{Attempt, Pass, TaskId};
+use steadfast_common::job::schedule::{stream_order, task_order};
+use steadfast_common::job::spec::Mode;
+use steadfast_common::records::stream::StreamPassRecord;
 use steadfast_common::records::{GenerationRecord, QueueRecord, QueueSnapshot, TaskRecord};
-use steadfast_common::schedule::{stream_order, task_order};
-use steadfast_common::spec::Mode;
-use steadfast_common::stream::StreamPassRecord;
 
 use super::keyspace::Keyspace;
 use super::records::read;

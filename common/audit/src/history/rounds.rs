@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use steadfast_common::ids::{Incarnation, NodeId, Phase, Round};
-use steadfast_common::keys::{Keys, TagKey};
-use steadfast_common::records::{JobOutcome, ResultRecord};
-use steadfast_common::rendezvous::{
+use steadfast_common::records::keys::{Keys, TagKey};
+use steadfast_common::records::rendezvous::{
     EXIT_TAG, MemberRecord, NodeRange, NodeRecord, NodeState, ReleaseRecord, RoundRecord,
 };
+use steadfast_common::records::{JobOutcome, ResultRecord};
 
 use super::records::read;
 use super::{Change, ElasticJob, HistoryReport, Revision, Rule};

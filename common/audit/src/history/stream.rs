@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use steadfast_common::ids::Pass;
-use steadfast_common::keys::Keys;
-use steadfast_common::stream::{StreamPassRecord, StreamRecord};
+use steadfast_common::records::keys::Keys;
+use steadfast_common::records::stream::{StreamPassRecord, StreamRecord};
 
 use super::keyspace::Keyspace;
 use super::records::read;
@@ -111,7 +111,7 @@ impl<'a> StreamKeys<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use steadfast_common::stream::StreamFile;
+    use steadfast_common::records::stream::StreamFile;
 
     /// Returns the changes of a commit: the head, and passes with one file each.
     fn changes(head: &StreamRecord, passes: &[(u32, Option<&str>)]) -> Vec<Change> {

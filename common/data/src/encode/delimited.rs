@@ -1,6 +1,6 @@
 //! CSV and TSV: a header with the names of the columns, and a line for each record.
 
-use steadfast_common::columns::{Column, ColumnSpec};
+use steadfast_common::job::columns::{Column, ColumnSpec};
 
 use super::{Cell, failed};
 use crate::error::DataError;

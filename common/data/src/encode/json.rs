@@ -1,7 +1,7 @@
 //! JSON lines: one object in each line.
 
 use serde::ser::{SerializeMap, Serializer};
-use steadfast_common::columns::{Column, Shape};
+use steadfast_common::job::columns::{Column, Shape};
 
 use super::{Cell, failed};
 use crate::error::DataError;

@@ -10,7 +10,7 @@ use parquet::errors::ParquetError;
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::{SerializedColumnWriter, SerializedFileWriter};
 use parquet::schema::types::{Type, TypePtr};
-use steadfast_common::columns::{Column, ColumnSpec, ColumnType, Element, Shape, Values};
+use steadfast_common::job::columns::{Column, ColumnSpec, ColumnType, Element, Shape, Values};
 
 use super::failed;
 use crate::error::DataError;

@@ -10,7 +10,7 @@ use parquet::column::reader::{ColumnReader, ColumnReaderImpl, get_column_reader}
 use parquet::data_type::DataType;
 use parquet::errors::ParquetError;
 use parquet::schema::types::{ColumnDescPtr, Type};
-use steadfast_common::columns::{ColumnType, Element};
+use steadfast_common::job::columns::{ColumnType, Element};
 
 use crate::columns::Content;
 

@@ -6,7 +6,7 @@ use parquet::errors::ParquetError;
 use parquet::file::metadata::ParquetMetaData;
 use parquet::file::metadata::page_index::PageIndexProvider;
 use parquet::file::serialized_reader::SerializedPageReader;
-use steadfast_common::dataset::{Chunk, ReadOptions, Records};
+use steadfast_common::job::dataset::{Chunk, ReadOptions, Records};
 
 use super::numbers::{self, Numbers};
 use super::pages::{self, CheckedPages};
@@ -96,7 +96,7 @@ impl RowReader {
         &self,
         source: &Source,
         index: Option<&dyn PageIndexProvider>,
-    ) -> Result<Vec<steadfast_common::columns::Column>, DataError> {
+    ) -> Result<Vec<steadfast_common::job::columns::Column>, DataError> {
         let large = Large::of(&self.options);
         let mut columns = Vec::new();
         for (spec, leaf) in self.options.columns.iter().zip(&self.wanted.columns) {

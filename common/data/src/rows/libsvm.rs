@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use steadfast_common::columns::{ColumnType, Element};
+use steadfast_common::job::columns::{ColumnType, Element};
 
 use super::lines::Fields;
 use crate::columns::{Column, Content};

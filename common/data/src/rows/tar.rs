@@ -7,7 +7,7 @@
 use std::borrow::Cow;
 use std::io::{BufRead, Read, Seek};
 
-use steadfast_common::columns::{ColumnType, Element};
+use steadfast_common::job::columns::{ColumnType, Element};
 use tar::{Archive, Entry, EntryType, PaxExtensions};
 
 use super::{Contents, Refusal, Row, Visit};

@@ -9,7 +9,7 @@ use std::io::Read;
 
 use crc_fast::{CrcAlgorithm, checksum};
 use prost::Message;
-use steadfast_common::columns::{Column, Shape, Values};
+use steadfast_common::job::columns::{Column, Shape, Values};
 
 use super::{Refusal, Row, Visit};
 use crate::text::RECORD_BYTES_MAX;

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use steadfast_common::dataset::{Chunk, ReadOptions, Records};
+use steadfast_common::job::dataset::{Chunk, ReadOptions, Records};
 
 use super::{Beginning, Dialect, Layout};
 use crate::error::DataError;
@@ -74,7 +74,7 @@ fn number(field: &[u8], conversion: Conversion) -> Result<f32, String> {
 
 #[cfg(test)]
 mod tests {
-    use steadfast_common::spec::Transform;
+    use steadfast_common::job::spec::Transform;
 
     use super::*;
 

@@ -41,7 +41,7 @@ pub(super) fn lines(text: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use steadfast_common::spec::Header;
+    use steadfast_common::job::spec::Header;
 
     #[test]
     fn a_quote_opens_only_at_the_start_of_a_field() {

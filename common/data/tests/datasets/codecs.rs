@@ -4,8 +4,8 @@ use parquet::basic::Compression;
 use parquet::file::metadata::{
     ParquetMetaData, ParquetMetaDataBuilder, ParquetMetaDataReader, ParquetMetaDataWriter,
 };
-use steadfast_common::dataset::{ReadOptions, Records};
-use steadfast_common::spec::{DataFormat, DatasetSpec};
+use steadfast_common::job::dataset::{ReadOptions, Records};
+use steadfast_common::job::spec::{DataFormat, DatasetSpec};
 use steadfast_data::{DataError, ErrorKind, plan, read};
 
 use crate::files::{Directory, Values, compressed_parquet, parquet, parquet_of, spec};

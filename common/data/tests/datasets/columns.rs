@@ -3,9 +3,9 @@
 use std::io::Read;
 
 use flate2::read::GzDecoder;
-use steadfast_common::columns::{Column, Shape, Values};
-use steadfast_common::dataset::{ReadOptions, Records};
-use steadfast_common::spec::{DataFormat, DatasetSpec};
+use steadfast_common::job::columns::{Column, Shape, Values};
+use steadfast_common::job::dataset::{ReadOptions, Records};
+use steadfast_common::job::spec::{DataFormat, DatasetSpec};
 use steadfast_data::{DataError, ErrorKind, plan, read};
 
 use crate::files::{Directory, spec};

@@ -6,8 +6,8 @@ use crate::files::{Directory, example, spec};
 use bzip2::write::BzEncoder;
 use flate2::write::GzEncoder;
 use proptest::prelude::*;
-use steadfast_common::dataset::{Manifest, ReadOptions, Records};
-use steadfast_common::spec::{DataFormat, DatasetSpec};
+use steadfast_common::job::dataset::{Manifest, ReadOptions, Records};
+use steadfast_common::job::spec::{DataFormat, DatasetSpec};
 use steadfast_data::{DataError, ErrorKind, plan, read};
 
 /// All records of a dataset, task by task.

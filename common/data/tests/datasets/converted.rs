@@ -2,9 +2,9 @@
 
 use std::fmt::Write;
 
-use steadfast_common::columns::Values;
-use steadfast_common::dataset::{ReadOptions, Records};
-use steadfast_common::spec::{DataFormat, DatasetSpec};
+use steadfast_common::job::columns::Values;
+use steadfast_common::job::dataset::{ReadOptions, Records};
+use steadfast_common::job::spec::{DataFormat, DatasetSpec};
 use steadfast_data::{Converted, DataError, IfThere, Target, convert, plan, read};
 use steadfast_store::open;
 

@@ -1,9 +1,9 @@
 //! Columns that combine categories.
 
-use steadfast_common::categories::{category_id, cross_id};
-use steadfast_common::columns::{Column, Values};
-use steadfast_common::dataset::{ReadOptions, Records};
-use steadfast_common::spec::{DataFormat, DatasetSpec};
+use steadfast_common::job::categories::{category_id, cross_id};
+use steadfast_common::job::columns::{Column, Values};
+use steadfast_common::job::dataset::{ReadOptions, Records};
+use steadfast_common::job::spec::{DataFormat, DatasetSpec};
 use steadfast_data::{DataError, plan, read};
 
 use crate::files::{Directory, spec};

@@ -2,9 +2,9 @@
 //! tasks.
 
 use parquet::file::metadata::ParquetMetaDataReader;
-use steadfast_common::dataset::{ReadOptions, Records};
 use steadfast_common::ids::TaskId;
-use steadfast_common::spec::{DataFormat, DatasetSpec};
+use steadfast_common::job::dataset::{ReadOptions, Records};
+use steadfast_common::job::spec::{DataFormat, DatasetSpec};
 use steadfast_data::{DataError, plan, read};
 
 use crate::files::{Directory, PageIndex, large_parquet, parquet_of, parquet_of_new_pages, spec};

@@ -5,8 +5,8 @@ use std::io::Write;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use proptest::prelude::*;
-use steadfast_common::dataset::{ReadOptions, Records};
-use steadfast_common::spec::{DataFormat, DatasetSpec, Header};
+use steadfast_common::job::dataset::{ReadOptions, Records};
+use steadfast_common::job::spec::{DataFormat, DatasetSpec, Header};
 use steadfast_data::{DataError, plan, read};
 
 use crate::files::{Directory, spec};
@@ -140,7 +140,8 @@ async fn a_byte_order_mark_within_a_file_is_part_of_its_field() {
         for records_per_task in [1, 2, 3] {
             let found = records(&directory, format, header, records_per_task).await.unwrap();
             let expected = "a\u{feff}a\u{feff}\"a\"";
-            let steadfast_common::columns::Values::Text(bytes) = &found.columns[0].values else {
+            let steadfast_common::job::columns::Values::Text(bytes) = &found.columns[0].values
+            else {
                 panic!()
             };
             assert_eq!(std::str::from_utf8(bytes).unwrap(), expected, "{format:?} {header:?}");

@@ -1,7 +1,7 @@
 //! Files of another format than the job states: the message names the actual format and the fix.
 
 use crate::files::{Directory, parquet_of, spec};
-use steadfast_common::spec::{DataFormat, Header};
+use steadfast_common::job::spec::{DataFormat, Header};
 use steadfast_data::{DataError, ErrorKind, plan};
 use steadfast_store::open;
 

@@ -1,10 +1,10 @@
 //! Integers of 64 bits in every format: exact, or refused with a type that holds them.
 
 use crc_fast::{CrcAlgorithm, checksum};
-use steadfast_common::categories::push_ids;
-use steadfast_common::columns::Values;
-use steadfast_common::dataset::{ReadOptions, Records};
-use steadfast_common::spec::{DataFormat, DatasetSpec};
+use steadfast_common::job::categories::push_ids;
+use steadfast_common::job::columns::Values;
+use steadfast_common::job::dataset::{ReadOptions, Records};
+use steadfast_common::job::spec::{DataFormat, DatasetSpec};
 use steadfast_data::{DataError, plan, read};
 
 use crate::columns::{all, column};

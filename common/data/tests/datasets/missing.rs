@@ -1,8 +1,8 @@
 //! Features that are empty, functions of features, and logs in the shape of Criteo's.
 
-use steadfast_common::columns::Values as Columns;
-use steadfast_common::dataset::{ReadOptions, Records};
-use steadfast_common::spec::{DataFormat, DatasetSpec, Header, Transform};
+use steadfast_common::job::columns::Values as Columns;
+use steadfast_common::job::dataset::{ReadOptions, Records};
+use steadfast_common::job::spec::{DataFormat, DatasetSpec, Header, Transform};
 use steadfast_data::{DataError, plan, read};
 
 use crate::files::{Directory, Values, parquet, spec};

@@ -2,12 +2,15 @@
 
 use crate::files::{Directory, parquet_of, parquet_with_text, spec};
 use proptest::prelude::*;
-use steadfast_common::dataset::ReadOptions;
-use steadfast_common::spec::{DataFormat, Header};
+use steadfast_common::job::dataset::ReadOptions;
+use steadfast_common::job::spec::{DataFormat, Header};
 use steadfast_data::{DataError, ErrorKind, plan, read, stream_files};
 use steadfast_store::StoreError;
 
-async fn error_of(directory: &Directory, spec: &steadfast_common::spec::DatasetSpec) -> DataError {
+async fn error_of(
+    directory: &Directory,
+    spec: &steadfast_common::job::spec::DatasetSpec,
+) -> DataError {
     plan(spec, 0.0, Some(directory.path())).await.unwrap_err()
 }
 

@@ -6,9 +6,9 @@ use crate::files::{
 use bytes::Bytes;
 use half::f16;
 use parquet::file::metadata::ParquetMetaDataReader;
-use steadfast_common::dataset::{Chunk, Manifest, ReadOptions, Records};
 use steadfast_common::ids::TaskId;
-use steadfast_common::spec::{DataFormat, DatasetSpec};
+use steadfast_common::job::dataset::{Chunk, Manifest, ReadOptions, Records};
+use steadfast_common::job::spec::{DataFormat, DatasetSpec};
 use steadfast_data::{DataError, ErrorKind, plan, read};
 use steadfast_store::StoreError;
 

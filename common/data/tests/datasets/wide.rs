@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use steadfast_common::dataset::ReadOptions;
-use steadfast_common::spec::{DataFormat, DatasetSpec};
+use steadfast_common::job::dataset::ReadOptions;
+use steadfast_common::job::spec::{DataFormat, DatasetSpec};
 use steadfast_data::{plan, read};
 
 use crate::files::{Directory, parquet_of_columns, spec};

@@ -1,7 +1,7 @@
 //! Lists of hosts.
 
 use proptest::prelude::*;
-use steadfast_common::rendezvous::SLOTS_MAX;
+use steadfast_common::records::rendezvous::SLOTS_MAX;
 
 use super::hosts as expected;
 use crate::hosts::{

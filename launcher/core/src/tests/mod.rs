@@ -13,8 +13,8 @@ use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 
 use steadfast_common::ids::Millis;
-use steadfast_common::launch::{HostRecord, LauncherRecord, Outcome, Phase, StopReason};
 use steadfast_common::machine::{Decision, Machine, Moment};
+use steadfast_common::records::launch::{HostRecord, LauncherRecord, Outcome, Phase, StopReason};
 
 use crate::Exit;
 use crate::hosts::{Host, HostName};

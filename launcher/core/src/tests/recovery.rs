@@ -1,6 +1,6 @@
 //! A launcher that is started again.
 
-use steadfast_common::launch::LaunchedAgent;
+use steadfast_common::records::launch::LaunchedAgent;
 
 use super::*;
 

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use steadfast_common::ids::{NodeId, Phase, Round};
-use steadfast_common::rendezvous::EXIT_TAG;
+use steadfast_common::records::rendezvous::EXIT_TAG;
 
 use super::state::{Entries, Fact, Rendezvous};
 use super::{Caller, Names, Refusal};

@@ -7,11 +7,11 @@
 
 use std::sync::Arc;
 
-use steadfast_common::given_up::Discarded;
 use steadfast_common::ids::{NodeId, Phase, Round};
+use steadfast_common::records::given_up::Discarded;
+use steadfast_common::records::rendezvous::{EXIT_TAG, SharedRecord};
+use steadfast_common::records::stream::LeftOut;
 use steadfast_common::records::{JobOutcome, ResultRecord};
-use steadfast_common::rendezvous::{EXIT_TAG, SharedRecord};
-use steadfast_common::stream::LeftOut;
 
 use super::state::{Entries, Fact, Rendezvous, Standing};
 use super::{Caller, Names, Refusal, Settings, VALUE_BYTES_MAX};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use steadfast_common::ids::{Millis, NodeId, Round};
-use steadfast_common::rendezvous::{MemberRecord, NodeRecord, NodeState, RoundRecord};
+use steadfast_common::records::rendezvous::{MemberRecord, NodeRecord, NodeState, RoundRecord};
 
 use super::state::{Fact, Rendezvous};
 use super::{Names, Settings};

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use steadfast_common::ids::{Millis, NodeId, Phase, Round};
-use steadfast_common::rendezvous::{
+use steadfast_common::records::rendezvous::{
     AgentRecord, EXIT_TAG, NodeRecord, NodeState, RoundRecord, SLOTS_MAX,
 };
 

@@ -32,7 +32,7 @@ mod state;
 mod tests;
 
 use steadfast_common::ids::{Incarnation, NodeId};
-use steadfast_common::rendezvous::NodeRange;
+use steadfast_common::records::rendezvous::NodeRange;
 
 pub use barriers::{
     BarrierId, EndedBy, Outcome, TAG_BYTES_MAX, TAGS_MAX, VALUE_BYTES_MAX, VALUES_BYTES_MAX,

@@ -1,7 +1,7 @@
 //! Recovers the durable state of a rendezvous from its records in etcd.
 
 use steadfast_common::ids::{NodeId, Phase, Round};
-use steadfast_common::rendezvous::{NodeState, SLOTS_MAX};
+use steadfast_common::records::rendezvous::{NodeState, SLOTS_MAX};
 
 use super::state::{Fact, Rendezvous};
 

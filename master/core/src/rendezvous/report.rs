@@ -1,7 +1,7 @@
 //! A rendezvous, as the status shows it.
 
 use steadfast_common::ids::{Millis, NodeId, Phase};
-use steadfast_common::rendezvous::{EXIT_TAG, NodeRecord};
+use steadfast_common::records::rendezvous::{EXIT_TAG, NodeRecord};
 use steadfast_common::status::{ElasticPhase, NodePhase, NodeStatus, WorkersPhase};
 
 use super::gathering::{GatheringState, Timers};

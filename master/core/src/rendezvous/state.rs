@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use steadfast_common::ids::{Incarnation, NodeId, Phase, Round};
 use steadfast_common::records::ResultRecord;
-use steadfast_common::rendezvous::{
+use steadfast_common::records::rendezvous::{
     MemberRecord, NodeRecord, NodeState, RoundRecord, SharedRecord,
 };
 

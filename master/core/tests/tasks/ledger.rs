@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use steadfast_common::ids::{Attempt, Millis, Pass, RequestId, TaskId, TrainerId};
+use steadfast_common::job::spec::Mode;
 use steadfast_common::records::{DispatchRecord, QueueRecord, ReplyRecord, TaskRecord};
-use steadfast_common::spec::Mode;
 use steadfast_master_core::deadlines::Deadlines;
 use steadfast_master_core::draft::Draft;
 use steadfast_master_core::given_up::GivenUp;

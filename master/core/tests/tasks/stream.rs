@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use steadfast_common::ids::{Pass, RequestId, TaskId, TrainerId};
-use steadfast_common::spec::Mode;
-use steadfast_common::stream::{LeftOut, StreamFile, StreamPassRecord};
+use steadfast_common::job::spec::Mode;
+use steadfast_common::records::stream::{LeftOut, StreamFile, StreamPassRecord};
 use steadfast_master_core::draft::Draft;
 use steadfast_master_core::given_up::GivenUp;
 use steadfast_master_core::job_state::{Fact, JobState};

@@ -1,7 +1,7 @@
 //! Adam and AdamW, which differ only in weight decay.
 
-use steadfast_common::spec::OptimizerSpec;
-use steadfast_common::widest::widest;
+use steadfast_common::job::spec::OptimizerSpec;
+use steadfast_common::tensor::widest::widest;
 
 use super::moments::{Moments, correction};
 use super::{Rule, State};

@@ -1,7 +1,7 @@
 //! Rules that scale each value's step by the squares of its gradients.
 
-use steadfast_common::spec::OptimizerSpec;
-use steadfast_common::widest::widest;
+use steadfast_common::job::spec::OptimizerSpec;
+use steadfast_common::tensor::widest::widest;
 
 use super::{Rule, State};
 

@@ -1,7 +1,7 @@
 //! Gradient descent: plain, with momentum, and by the sign of a momentum.
 
-use steadfast_common::spec::OptimizerSpec;
-use steadfast_common::widest::widest;
+use steadfast_common::job::spec::OptimizerSpec;
+use steadfast_common::tensor::widest::widest;
 
 use super::{Rule, State};
 

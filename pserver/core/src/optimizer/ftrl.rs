@@ -1,7 +1,7 @@
 //! FTRL (follow the regularised leader), with L1 for sparse models.
 
-use steadfast_common::spec::OptimizerSpec;
-use steadfast_common::widest::widest;
+use steadfast_common::job::spec::OptimizerSpec;
+use steadfast_common::tensor::widest::widest;
 
 use super::{Rule, State};
 

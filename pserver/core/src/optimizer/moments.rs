@@ -2,8 +2,8 @@
 
 use std::sync::Mutex;
 
-use steadfast_common::spec::OptimizerSpec;
-use steadfast_common::widest::widest;
+use steadfast_common::job::spec::OptimizerSpec;
+use steadfast_common::tensor::widest::widest;
 
 use super::{Rule, State};
 

@@ -1,8 +1,8 @@
 //! Update rules against reference implementations, and the properties that training relies on.
 
 use serde::Deserialize;
-use steadfast_common::optimizer_errors;
-use steadfast_common::spec::OptimizerSpec;
+use steadfast_common::job::optimizer_errors;
+use steadfast_common::job::spec::OptimizerSpec;
 use steadfast_pserver_core::optimizer::{Optimizer, State};
 
 /// The output of `data/make_reference.py`.

@@ -1,8 +1,8 @@
 //! Contributions whose blocks arrive one by one, some of them cut off.
 
 use proptest::prelude::*;
-use steadfast_common::contribution::{LaneEnd, LaneShare};
 use steadfast_common::ids::{Lane, Version};
+use steadfast_common::records::contribution::{LaneEnd, LaneShare};
 use steadfast_pserver_core::contribution::{Contributed, Contribution, Refusal};
 
 use crate::shard::{LANES, contribution, shard, share, state, train};

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use steadfast_common::applied_records::RecordRange;
-use steadfast_common::contribution::{LaneEnd, LaneShare};
 use steadfast_common::ids::{Lane, Pass, Slot, TaskId, Version};
-use steadfast_common::layout::{Layout, ParamSpec};
-use steadfast_common::placement::{Placement, PlacementRecord};
-use steadfast_common::row_ids::RowIds;
-use steadfast_common::spec::{Mode, OptimizerKind, OptimizerSpec, TableSpec};
-use steadfast_common::table::{Initial, RANGES, Rows, range_of};
+use steadfast_common::job::spec::{Mode, OptimizerKind, OptimizerSpec, TableSpec};
+use steadfast_common::records::applied_records::RecordRange;
+use steadfast_common::records::contribution::{LaneEnd, LaneShare};
+use steadfast_common::tensor::layout::{Layout, ParamSpec};
+use steadfast_common::tensor::placement::{Placement, PlacementRecord};
+use steadfast_common::tensor::row_ids::RowIds;
+use steadfast_common::tensor::table::{Initial, RANGES, Rows, range_of};
 use steadfast_pserver_core::async_shard::AsyncShard;
 use steadfast_pserver_core::block_store::ShardSnapshot;
 use steadfast_pserver_core::contribution::{Contributed, Contribution, Refusal};
@@ -278,7 +278,7 @@ fn a_table_has_its_own_rule() {
         ..OptimizerSpec::default()
     };
     let learning_rate =
-        Some(steadfast_common::spec::LearningRateSpec { base: 0.5, ..Default::default() });
+        Some(steadfast_common::job::spec::LearningRateSpec { base: 0.5, ..Default::default() });
     let table = TableSpec { optimizer: Some(optimizer), learning_rate, ..TableSpec::default() };
     let mut shard = shard(table);
     step(&mut shard, &[(2, 4.0)], LaneEnd::MoreToCome);

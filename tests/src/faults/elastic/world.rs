@@ -9,7 +9,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use steadfast_audit::history::{Change, ElasticJob, HistoryReport, check_elastic, etcdctl};
-use steadfast_common::rendezvous::NodeRange;
+use steadfast_common::records::rendezvous::NodeRange;
 
 use super::history::{self, History};
 use super::logs::Logs;

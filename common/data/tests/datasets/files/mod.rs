@@ -12,7 +12,7 @@ use parquet::data_type::{
 use parquet::file::properties::{EnabledStatistics, WriterProperties, WriterVersion};
 use parquet::file::writer::{SerializedColumnWriter, SerializedFileWriter};
 use parquet::schema::parser::parse_message_type;
-use steadfast_common::spec::{DataFormat, DatasetSpec, Header};
+use steadfast_common::job::spec::{DataFormat, DatasetSpec, Header};
 
 /// A temporary directory.
 pub struct Directory(tempfile::TempDir);

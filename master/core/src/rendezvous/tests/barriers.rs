@@ -1,6 +1,6 @@
 //! Barriers and synchronized values.
 
-use steadfast_common::rendezvous::EXIT_TAG;
+use steadfast_common::records::rendezvous::EXIT_TAG;
 
 use super::*;
 

@@ -1,7 +1,7 @@
 //! When a job is over, and what becomes of members that have succeeded while others fail.
 
 use steadfast_common::records::JobOutcome;
-use steadfast_common::rendezvous::EXIT_TAG;
+use steadfast_common::records::rendezvous::EXIT_TAG;
 
 use super::*;
 

@@ -1,7 +1,7 @@
 //! Incarnations, repeated requests and refusals.
 
 use steadfast_common::error::ErrorKind;
-use steadfast_common::rendezvous::{EXIT_TAG, SLOTS_MAX};
+use steadfast_common::records::rendezvous::{EXIT_TAG, SLOTS_MAX};
 use steadfast_common::status::WorkersPhase;
 
 use super::*;

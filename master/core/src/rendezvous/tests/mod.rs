@@ -14,7 +14,7 @@ mod world;
 use std::sync::Arc;
 
 use steadfast_common::ids::{Incarnation, Millis, NodeId, Phase, Round};
-use steadfast_common::rendezvous::{AgentRecord, NodeRange, RoundRecord, Runner};
+use steadfast_common::records::rendezvous::{AgentRecord, NodeRange, RoundRecord, Runner};
 use uuid::Uuid;
 
 use super::*;

@@ -1,6 +1,6 @@
 //! What a new master refuses to go on from.
 
-use steadfast_common::rendezvous::{NodeRecord, NodeState, SLOTS_MAX, SharedRecord};
+use steadfast_common::records::rendezvous::{NodeRecord, NodeState, SLOTS_MAX, SharedRecord};
 
 use super::*;
 

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use steadfast_common::keys::{Keys, TagKey};
+use steadfast_common::records::keys::{Keys, TagKey};
+use steadfast_common::records::rendezvous::{EXIT_TAG, MemberRecord, ReleaseRecord};
 use steadfast_common::records::{JobOutcome, ResultRecord};
-use steadfast_common::rendezvous::{EXIT_TAG, MemberRecord, ReleaseRecord};
 
 use super::*;
 use crate::rendezvous::state::Standing;

@@ -1,7 +1,7 @@
 //! The course of a job as its evaluations decide it: when training ends early, and which parameters are the best.
 
+use crate::job::spec::{EvaluationSpec, Goal, Monitor};
 use crate::records::{Best, Course, EvaluationRecord};
-use crate::spec::{EvaluationSpec, Goal, Monitor};
 
 impl EvaluationSpec {
     /// Returns the record with what follows from it, given the record of the evaluation before.

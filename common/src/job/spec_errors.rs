@@ -3,12 +3,12 @@
 
 use std::collections::BTreeSet;
 
-use crate::compression::Compression;
-use crate::models::{self, BuiltIn, Inputs, PYTHON};
-use crate::optimizer_errors;
-use crate::spec::{
+use crate::job::models::{self, BuiltIn, Inputs, PYTHON};
+use crate::job::optimizer_errors;
+use crate::job::spec::{
     DataFormat, Header, JobSpec, Keep, LANES_MAX, Mode, Monitor, TableSpec, Transform,
 };
+use crate::tensor::compression::Compression;
 
 /// An error in the values of a job file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -498,7 +498,7 @@ impl JobSpec {
 
 #[cfg(test)]
 mod tests {
-    use crate::job_file;
+    use crate::job::job_file;
 
     /// Returns the errors of a job file with these keys of `[dataset]` and `[model]`.
     fn errors(dataset: &str, model: &str) -> Vec<String> {

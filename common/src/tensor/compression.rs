@@ -2,14 +2,14 @@
 //!
 //! A gradient is first *rounded* to values that its codec can represent, and then *encoded* without
 //! further loss. Each addition rounds the sum again, so that a sum of lanes has the same bits whether a
-//! trainer or a pserver computed it (see [`crate::lane_tree`]).
+//! trainer or a pserver computed it (see [`crate::tensor::lane_tree`]).
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
-use crate::finite::bounded;
-use crate::widest::widest;
+use crate::tensor::finite::bounded;
+use crate::tensor::widest::widest;
 
 /// Values that share a scale in [`Codec::Int8`].
 const GROUP: usize = 1024;

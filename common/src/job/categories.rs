@@ -9,7 +9,7 @@ use std::hash::Hasher;
 
 use fnv::FnvHasher;
 
-use crate::columns::{Column, Values};
+use crate::job::columns::{Column, Values};
 
 /// Returns the id of a value of the column `column`: the bytes of text, or an integer as 8 little-endian bytes.
 pub fn category_id(column: &str, value: &[u8]) -> u64 {

@@ -10,10 +10,10 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::compression::Codec;
-use crate::finite::are_finite;
 use crate::ids::Pass;
 use crate::random::{Purpose, Random};
+use crate::tensor::compression::Codec;
+use crate::tensor::finite::are_finite;
 
 /// Ranges of each table: the most slots that a table can be spread over.
 pub const RANGES: u32 = 128;

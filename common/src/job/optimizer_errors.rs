@@ -3,8 +3,8 @@
 
 use serde::Serialize;
 
-use crate::spec::{GroupSpec, LearningRateSpec, OptimizerKind, OptimizerSpec, Schedule};
-use crate::spec_errors::SpecError;
+use crate::job::spec::{GroupSpec, LearningRateSpec, OptimizerKind, OptimizerSpec, Schedule};
+use crate::job::spec_errors::SpecError;
 
 /// Returns the errors of the optimizer's settings.
 pub fn optimizer(spec: &OptimizerSpec) -> Vec<SpecError> {

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::applied_records::RecordRange;
 use crate::ids::{Lane, Version};
+use crate::records::applied_records::RecordRange;
 
 /// Names a contribution; contributions with equal names carry equal bits.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,5 +1,17 @@
 //! The values under a job's keys in etcd, as JSON.
 
+pub mod applied_records;
+pub mod code;
+pub mod contribution;
+pub mod course;
+pub mod given_up;
+pub mod key_table;
+pub mod keys;
+pub mod launch;
+pub mod position;
+pub mod rendezvous;
+pub mod stream;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -7,15 +19,15 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use uuid::Uuid;
 
-use crate::given_up::{Discarded, PassRanges};
 use crate::ids::{
     Attempt, Generation, Incarnation, Lane, Pass, RequestId, Slot, TaskId, TrainerId, Version,
 };
-use crate::layout::{ParamSpec, invalid_tables};
-use crate::placement::PlacementRecord;
-use crate::position::Position;
-use crate::spec::JobSpec;
-use crate::stream::LeftOut;
+use crate::job::spec::JobSpec;
+use crate::records::given_up::{Discarded, PassRanges};
+use crate::records::position::Position;
+use crate::records::stream::LeftOut;
+use crate::tensor::layout::{ParamSpec, invalid_tables};
+use crate::tensor::placement::PlacementRecord;
 
 /// The format of everything below a job's keys. It is raised whenever a record changes so that programs of the
 /// version before cannot read it, or would misread it.
@@ -32,7 +44,7 @@ pub struct JobRecord {
     pub digest: String,
     /// URL of the store with dataset manifest, checkpoints and model.
     pub store: String,
-    /// [`crate::dataset::Manifest::digest`], which is part of the name of the manifest's object. For a stream, this
+    /// [`crate::job::dataset::Manifest::digest`], which is part of the name of the manifest's object. For a stream, this
     /// manifest has the columns alone.
     pub manifest: String,
     /// The directory against which the sources of a stream are resolved: each master lists them.

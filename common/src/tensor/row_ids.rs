@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::table::{RowsError, decode_ids, range_of};
+use crate::tensor::table::{RowsError, decode_ids, range_of};
 
 /// Ids of rows of one table, ascending.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -25,7 +25,7 @@ impl RowIds {
         Self(ids)
     }
 
-    /// Reads ids that belong to `ranges` from bytes as [`encode_ids`](crate::table::encode_ids) writes them.
+    /// Reads ids that belong to `ranges` from bytes as [`encode_ids`](crate::tensor::table::encode_ids) writes them.
     ///
     /// # Errors
     /// If the bytes are not whole ids, the ids do not ascend, or one belongs to another range.
@@ -79,7 +79,7 @@ impl RowIds {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::table::{RANGES, encode_ids};
+    use crate::tensor::table::{RANGES, encode_ids};
 
     #[test]
     fn ids_ascend_however_they_were_put_together() {

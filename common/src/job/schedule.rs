@@ -15,9 +15,9 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use sha2::{Digest, Sha256};
 
-use crate::dataset::Manifest;
 use crate::ids::{Lane, Pass, TaskId};
-use crate::spec::JobSpec;
+use crate::job::dataset::Manifest;
+use crate::job::spec::JobSpec;
 
 /// Returns the order of the training tasks in a pass.
 pub fn task_order(manifest: &Manifest, seed: u64, pass: Pass) -> Vec<TaskId> {
@@ -270,7 +270,7 @@ impl LaneSchedule {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dataset::Chunk;
+    use crate::job::dataset::Chunk;
 
     fn manifest(sizes: &[u32]) -> Manifest {
         let chunk =

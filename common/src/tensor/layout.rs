@@ -2,7 +2,7 @@
 //!
 //! Every process computes the same layout from the same parameter specs, so it is not sent. A block is at
 //! most [`BLOCK_LEN_MAX`] values of one parameter. A table has no blocks, but ranges of ids. See
-//! [`crate::placement`] for the slots of blocks and ranges.
+//! [`crate::tensor::placement`] for the slots of blocks and ranges.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -10,8 +10,8 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::dataset::hex;
-use crate::table::{Initial, RANGES, RangeDigest, WIDTH_MAX};
+use crate::job::dataset::hex;
+use crate::tensor::table::{Initial, RANGES, RangeDigest, WIDTH_MAX};
 
 /// Values in the largest block: 1 MiB of `f32`.
 pub const BLOCK_LEN_MAX: usize = 1 << 18;
@@ -258,7 +258,7 @@ impl Layout {
     }
 
     /// Returns the SHA-256 over all parameters in order (name, shape, little-endian values), and then over the
-    /// [digests](crate::table::Rows::digest) of all ranges of all tables, in hexadecimal. It is equal exactly when two
+    /// [digests](crate::tensor::table::Rows::digest) of all ranges of all tables, in hexadecimal. It is equal exactly when two
     /// models are equal bit by bit.
     ///
     /// # Panics

@@ -10,8 +10,8 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::Slot;
-use crate::layout::Layout;
-use crate::table::RANGES;
+use crate::tensor::layout::Layout;
+use crate::tensor::table::RANGES;
 
 /// `placement` of a generation and of a checkpoint: the rule that places blocks on slots, with its arguments.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,7 +88,7 @@ impl Placement {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::{BLOCK_LEN_MAX, ParamSpec};
+    use crate::tensor::layout::{BLOCK_LEN_MAX, ParamSpec};
 
     fn layout() -> Layout {
         Layout::new(vec![

@@ -1,8 +1,8 @@
 //! The built-in models: what they compute with, and which settings they take.
 
-use crate::spec::{Activation, ModelSpec};
-use crate::spec_errors::SpecError;
-use crate::table::WIDTH_MAX;
+use crate::job::spec::{Activation, ModelSpec};
+use crate::job::spec_errors::SpecError;
+use crate::tensor::table::WIDTH_MAX;
 
 /// The kind of models that compute in Python.
 pub const PYTHON: &str = "python";

@@ -8,11 +8,11 @@ use sha2::{Digest, Sha256};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, Deserializer};
 
-use crate::dataset::hex;
-use crate::elastic::ElasticSpec;
-use crate::shape::keys_of;
-use crate::spec::JobSpec;
-use crate::spec_errors::SpecError;
+use crate::job::dataset::hex;
+use crate::job::elastic::ElasticSpec;
+use crate::job::shape::keys_of;
+use crate::job::spec::JobSpec;
+use crate::job::spec_errors::SpecError;
 
 /// A job file of either kind.
 #[derive(Clone, Debug, PartialEq)]
@@ -331,8 +331,8 @@ impl JobSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::compression::Codec;
-    use crate::spec::Mode;
+    use crate::job::spec::Mode;
+    use crate::tensor::compression::Codec;
 
     const GOOD: &str = r#"
         name = "digits"

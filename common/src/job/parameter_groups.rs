@@ -1,8 +1,8 @@
 //! Groups of parameters: settings of the optimizer for parameters by their names.
 
-use crate::layout::{ParamSpec, UpdateRule};
-use crate::spec::{GroupSpec, OptimizerSpec};
-use crate::wildcard::wildcard;
+use crate::job::spec::{GroupSpec, OptimizerSpec};
+use crate::job::wildcard::wildcard;
+use crate::tensor::layout::{ParamSpec, UpdateRule};
 
 impl OptimizerSpec {
     /// Returns the group of a parameter; `None` if it has the settings of the optimizer.
@@ -56,7 +56,7 @@ impl GroupSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::table::Initial;
+    use crate::tensor::table::Initial;
 
     fn parameters() -> Vec<ParamSpec> {
         vec![

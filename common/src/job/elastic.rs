@@ -6,11 +6,11 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use sha2::{Digest, Sha256};
 
-use crate::dataset::hex;
-use crate::durations;
+use crate::job::dataset::hex;
+use crate::job::durations;
+use crate::job::spec_errors::{SpecError, name_error};
+use crate::records::rendezvous::{NODES_MAX, NodeRange};
 use crate::records::{FORMAT, JobRecord, check_format};
-use crate::rendezvous::{NODES_MAX, NodeRange};
-use crate::spec_errors::{SpecError, name_error};
 
 /// Definition of an elastic job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -11,10 +11,10 @@ use bytes::{Buf, Bytes};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::columns::{Column, ColumnSpec};
 use crate::ids::TaskId;
+use crate::job::columns::{Column, ColumnSpec};
+use crate::job::spec::{DataFormat, DatasetSpec, Transform};
 use crate::records::RecordRange;
-use crate::spec::{DataFormat, DatasetSpec, Transform};
 
 /// Buffer size for reading a manifest.
 const READ_BYTES: usize = 64 << 10;
@@ -222,7 +222,7 @@ impl ReadOptions {
         let crosses = crosses.into_iter().map(cross).collect();
         Self {
             format: spec.format,
-            has_header: spec.header == crate::spec::Header::Present,
+            has_header: spec.header == crate::job::spec::Header::Present,
             features: manifest.features.clone(),
             label: spec.columns.is_empty().then(|| spec.label.clone()),
             missing: spec.missing,

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::columns::ColumnType;
-use crate::compression::GradientsSpec;
-use crate::durations::{self, optional};
+use crate::job::columns::ColumnType;
+use crate::job::durations::{self, optional};
+use crate::tensor::compression::GradientsSpec;
 
 /// Definition of a job. Two specs with the same [`JobSpec::digest`] train the same model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

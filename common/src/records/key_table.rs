@@ -2,7 +2,7 @@
 //! history, the permissions in etcd, and the tables of docs/protocol.md follow from this table or are checked against
 //! it.
 
-use crate::keys::Keys;
+use crate::records::keys::Keys;
 
 /// A key, or all keys whose paths differ only in numbers and names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
