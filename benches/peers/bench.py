@@ -19,8 +19,8 @@ import time
 from typing import Dict, List, NamedTuple, Optional, Union
 
 HERE = pathlib.Path(__file__).parent
-ROOT = HERE.parents[2]
-sys.path.insert(0, str(HERE.parent))
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(HERE.parent / "python"))
 
 import clicks  # noqa: E402
 import recoveries  # noqa: E402

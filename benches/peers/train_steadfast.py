@@ -39,7 +39,7 @@ def job(
         checkpoint=dict(every=checkpoints),
     )
     # That of the module `models`.
-    made.directory = HERE.parent
+    made.directory = HERE.parent / "python"
     return made
 
 

@@ -11,7 +11,7 @@ import clicks
 import task
 
 HERE = pathlib.Path(__file__).parent
-ROOT = HERE.parents[2]
+ROOT = HERE.parents[1]
 PADDLE = str(ROOT / "target" / "bench-peers-paddle" / "bin" / "python")
 
 CLICKS = (clicks.CLICKS.name,)

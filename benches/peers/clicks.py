@@ -9,7 +9,7 @@ from typing import List, NamedTuple
 
 import numpy as np
 
-ROOT = pathlib.Path(__file__).parents[3]
+ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "examples" / "data"))
 
 import criteo_like  # noqa: E402
