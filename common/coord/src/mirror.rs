@@ -13,13 +13,13 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use serde::de::DeserializeOwned;
 use steadfast_host::task::{Task, spawn};
-use steadfast_host::time::sleep;
+use steadfast_host::time::{Instant, sleep};
 use tokio::sync::watch;
 use tracing::{debug, warn};
 
 use crate::{CoordError, Entry, Etcd};
 
-/// Delay between attempts to list while etcd does not answer.
+/// Least time from one list to the next, while etcd does not answer, or a proxy ends each watch at once.
 const RETRY: Duration = Duration::from_millis(200);
 
 /// The keys that a mirror follows.
@@ -98,6 +98,7 @@ async fn list(etcd: &Etcd, range: &Range) -> Result<View, CoordError> {
 
 async fn follow(etcd: Etcd, range: Range, tx: watch::Sender<Arc<View>>) {
     loop {
+        let started = Instant::now();
         if let Err(error) = watch_on(&etcd, &range, &tx).await {
             debug!(?range, %error, "watch ended; listing again");
         }
@@ -109,11 +110,9 @@ async fn follow(etcd: Etcd, range: Range, tx: watch::Sender<Arc<View>>) {
                     changed
                 });
             }
-            Err(error) => {
-                warn!(?range, %error, "cannot list; retrying");
-                sleep(RETRY).await;
-            }
+            Err(error) => warn!(?range, %error, "cannot list; retrying"),
         }
+        sleep(RETRY.saturating_sub(started.elapsed())).await;
     }
 }
 
@@ -155,3 +154,6 @@ async fn open(etcd: &Etcd, range: &Range, from: i64) -> Result<WatchStream, etcd
     };
     etcd.client().watch(key.clone(), Some(options)).await
 }
+
+#[cfg(test)]
+mod tests;
