@@ -372,8 +372,8 @@ impl CheckpointCoordinator {
         Ok(manifest.and_then(|entry| entry.json().ok()).unwrap_or_default())
     }
 
-    /// Deletes what a new checkpoint supersedes. Must not be called from a future that may be dropped
-    /// half-way: a manifest would be deleted and its files would remain.
+    /// Deletes what a new checkpoint supersedes. A term that ends meanwhile leaves files without a manifest to
+    /// [`Self::delete_orphans`] of a later one.
     async fn collect_garbage(&mut self) {
         let Some(id) = self.uncollected.take() else { return };
         let keep = self.spec.checkpoint.keep as usize;
