@@ -125,7 +125,8 @@ pub async fn rendezvous(args: RendezvousArgs) -> Result<ExitCode, Failure> {
         let remedy = "choose another --rdzv-id or --data-dir";
         return Ok(was_over(&args.rdzv_id, &result, remedy));
     }
-    info!("agents join with --rdzv-endpoint {endpoint} --rdzv-id {}", args.rdzv_id);
+    let flags = format!("--rdzv-endpoint {endpoint} --rdzv-id {}", args.rdzv_id);
+    info!(%flags, "agents join");
     let ended = tokio::select! {
         biased;
         ended = coordinator.master_ended() => {

@@ -25,7 +25,7 @@ pub const SILENCE_MAX: Duration = Duration::from_secs(60);
 /// Requests a drain when the launcher does not want this agent any more, or is lost.
 pub(crate) async fn follow(shutdown: Shutdown) {
     let reason = until_end(stdin(), SILENCE_MAX, |signal| shutdown.notify(signal)).await;
-    info!("stopping: {reason}");
+    info!(reason, "stopping");
     shutdown.trigger();
 }
 

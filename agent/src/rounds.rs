@@ -285,7 +285,7 @@ impl Agent<'_> {
     fn note_over(&self, round: Round, over: RoundOver) -> Over {
         match over {
             RoundOver::Changed(change) => {
-                info!(round = round.0, "round ends: {}", describe(&change));
+                info!(round = round.0, reason = describe(&change), "round ends");
                 self.counts.changes.fetch_add(1, Ordering::Relaxed);
                 self.service.note(&change);
                 Over::Changed
@@ -399,16 +399,16 @@ impl Surroundings<'_> {
             Action::NoteFailure { round: None, what } => self.counts.note_exit(what),
             Action::TellWorkers => self.service.note_own_change(),
             Action::Excuse { reason, change } => {
-                info!("{reason}; not counted as a failure: {change}");
+                info!(reason, change, "not counted as a failure");
             }
             Action::Retry { restarts, failure } => {
                 let reason = self.count(restarts, failure);
-                warn!(restarts, restarts_max, "restarting: {reason}");
+                warn!(reason, restarts, restarts_max, "restarting");
             }
             Action::GiveUp { restarts, failure } => {
                 let reason = self.count(restarts, failure);
                 self.counts.note_run(RunResult::Failure);
-                error!("{reason}; no restart is left (--max-restarts {restarts_max})");
+                error!(reason, restarts_max, "no restart is left (--max-restarts)");
             }
             Action::NoteLeft(round) => info!(round = round.0, "a worker left the round"),
             Action::Leave => {
@@ -431,7 +431,7 @@ impl Surroundings<'_> {
     /// Counts a failure, logs the last lines of the worker, and returns the reason.
     fn count(&self, restarts: u32, failure: round::Failure) -> String {
         self.counts.restarts.store(restarts, Ordering::Relaxed);
-        failure.last_lines.iter().for_each(|line| warn!("  {line}"));
+        failure.last_lines.iter().for_each(|line| warn!(%line, "last output"));
         failure.reason
     }
 }

@@ -353,7 +353,7 @@ pub async fn connect_to_etcd(options: &EtcdOptions, limit: Duration) -> Result<E
         match Etcd::connect(options).await {
             Err(error) if error.is_transient() && Instant::now() < deadline => {
                 if !is_logged {
-                    info!("waiting for etcd: {error}");
+                    info!(%error, "waiting for etcd");
                     is_logged = true;
                 }
                 sleep(pauses.next().unwrap_or(limit)).await;

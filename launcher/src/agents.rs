@@ -98,7 +98,7 @@ impl Agents {
             }
             Action::Stop { host, launch, reason } => match self.task_of(&host, launch) {
                 Some(task) => {
-                    info!(%host, launch, "stopping the agent: {reason}");
+                    info!(%host, launch, %reason, "stopping the agent");
                     task.stop.trigger();
                 }
                 // An earlier launcher has started it: it ends by itself.

@@ -109,7 +109,7 @@ impl Driver {
         };
         match (&outcome, outcome.kind()) {
             (_, None) => {
-                info!("{outcome}");
+                info!(%outcome, "the launcher ends");
                 Ok(ExitCode::SUCCESS)
             }
             (Outcome::Interrupted, Some(_)) => Ok(shutdown.exit_code()),
@@ -133,7 +133,7 @@ impl Driver {
                 Ok(Some(acquired)) => acquired,
                 Ok(None) => return Ok(()),
                 Err(failure) if failure.kind == ErrorKind::Stale => {
-                    warn!("acquiring the lock again: {failure}");
+                    warn!(%failure, "acquiring the lock again");
                     continue;
                 }
                 Err(failure) => return Err(failure),
@@ -144,7 +144,7 @@ impl Driver {
             session.close(&self.store.etcd).await;
             match end {
                 Ok(()) => return Ok(()),
-                Err(TermEnd::Lost(error)) => warn!("acquiring the lock again: {error}"),
+                Err(TermEnd::Lost(error)) => warn!(%error, "acquiring the lock again"),
                 Err(TermEnd::Failed(failure)) => return Err(failure),
             }
         }
@@ -263,7 +263,7 @@ impl Driver {
         };
         match discovery.failed(now(), &reason) {
             error @ PollError::Retried { .. } => {
-                warn!("{error}");
+                warn!(%error, "the hosts are not known anew");
                 None
             }
             error @ (PollError::Misconfigured { .. } | PollError::TimedOut { .. }) => {
@@ -282,11 +282,13 @@ impl Driver {
         let Some(Ended { reason, .. }) = self.ends.pop_front() else { return };
         match (has_failed, exit) {
             (true, _) => {
-                error!(%host, "the agent failed: {reason}");
+                error!(%host, reason, "the agent failed");
                 self.reasons.insert(host.clone(), reason);
             }
-            (false, Exit::Succeeded) => info!(%host, "the agent has ended: the job succeeded"),
-            (false, Exit::Failed) => info!(%host, "the agent has ended: {reason}"),
+            (false, Exit::Succeeded) => {
+                info!(%host, "the agent has ended, since the job succeeded")
+            }
+            (false, Exit::Failed) => info!(%host, reason, "the agent has ended"),
         }
     }
 

@@ -145,7 +145,7 @@ fn log(fact: &Fact) {
         Fact::Reset => info!("the set of agents changes"),
         Fact::Settled => info!("all agents are started"),
         Fact::Ended(Outcome::Succeeded) => info!("an agent has succeeded; waiting for the others"),
-        Fact::Ended(outcome) => warn!("stopping the job: {outcome}"),
+        Fact::Ended(outcome) => warn!(%outcome, "stopping the job"),
         // Logged with their actions.
         Fact::Started { .. }
         | Fact::StopRequested { .. }

@@ -227,7 +227,9 @@ async fn plan(request: &JobRequest, waits_for: &watch::Sender<String>) -> Result
         records = manifest.training_records(),
         "dataset planned"
     );
-    plan_warnings::of_plan(spec, &manifest).iter().for_each(|warning| warn!("{warning}"));
+    for warning in plan_warnings::of_plan(spec, &manifest) {
+        warn!(warning, "the job may not run as expected");
+    }
     store_plan(request, manifest).await
 }
 

@@ -268,7 +268,7 @@ impl MasterProcess<'_> {
         let mut changes = job.subscribe();
         if changes.borrow_and_update().entries.is_empty() {
             let why = "waits for a master with --job-file to write the job";
-            info!("{why}");
+            info!(reason = why, "not ready");
             readiness.set_not_ready(why.to_owned());
         }
         let is_written = changes.wait_for(|view| !view.entries.is_empty());
@@ -371,8 +371,8 @@ impl MasterProcess<'_> {
             };
             if logged != why {
                 match is_stuck {
-                    true => warn!("{why}"),
-                    false => info!("{why}"),
+                    true => warn!(reason = why, "not ready"),
+                    false => info!(reason = why, "not ready"),
                 }
                 logged.clone_from(&why);
             }

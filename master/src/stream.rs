@@ -111,7 +111,7 @@ pub(crate) async fn first_columns(
         shown.send_if_modified(|shown| {
             let is_new = *shown != waits_for;
             if is_new {
-                info!("the job waits for {waits_for}");
+                info!(%waits_for, "the job waits");
                 *shown = waits_for;
             }
             is_new

@@ -541,6 +541,9 @@ fn check_source(path: &Path, text: &str, banned: &[&str], errors: &mut Vec<Strin
         return;
     }
     let body = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or(text);
+    for line in varying_log_messages(body) {
+        error(line, "a log message is constant, and what varies stands in fields".to_owned());
+    }
     let lines: Vec<&str> = body.lines().collect();
     for (index, line) in lines.iter().enumerate() {
         let code = line.split("//").next().unwrap_or(line);
@@ -553,6 +556,22 @@ fn check_source(path: &Path, text: &str, banned: &[&str], errors: &mut Vec<Strin
             error(index + 1, "`select!` without `biased;`".to_owned());
         }
     }
+}
+
+/// Returns the lines of log messages with values in them: lines of one kind could be neither found nor counted.
+fn varying_log_messages(body: &str) -> Vec<usize> {
+    let mut lines = Vec::new();
+    for name in ["trace!(", "debug!(", "info!(", "warn!(", "error!("] {
+        for (start, _) in body.match_indices(name) {
+            let call = &body[start..];
+            let end = [");", "),\n", ")\n"].iter().filter_map(|it| call.find(it)).min();
+            let mut texts = call[..end.unwrap_or(call.len())].split('"').skip(1).step_by(2);
+            if texts.any(|text| text.contains('{')) {
+                lines.push(body[..start].lines().count());
+            }
+        }
+    }
+    lines
 }
 
 /// Returns whether the whole file is a test: `tests.rs`, or a file in a directory `tests`.

@@ -143,7 +143,7 @@ impl Membership {
             is_new
         });
         if is_new && !reason.is_empty() {
-            info!("{reason}");
+            info!(reason, "waiting");
         }
     }
 
@@ -275,7 +275,7 @@ impl Membership {
             match session.enter(record.round, PORTS_TAG, Phase(0), data.clone()).await? {
                 Entered::Released(entries) => break entries,
                 Entered::Ended(reason) => {
-                    info!(round = record.round.0, "round ended before it began: {reason}");
+                    info!(round = record.round.0, reason, "round ended before it began");
                     return Err(Attempt::Again);
                 }
                 Entered::Waits(reason) => self.show(reason),
@@ -323,12 +323,12 @@ impl Membership {
                 Ok(Entered::Released(_)) => return Ok(Exited::All),
                 // It was not a member any more when it entered.
                 Ok(Entered::Ended(reason)) => {
-                    warn!("this node's workers succeeded, but {reason}; they run again");
+                    warn!(reason, "this node's workers succeeded, but they run again");
                     return Ok(Exited::Again);
                 }
                 Ok(Entered::Waits(reason)) => {
                     if shown != reason {
-                        info!("this node's workers succeeded; {reason}");
+                        info!(reason, "this node's workers succeeded");
                         shown = reason;
                     }
                 }

@@ -43,7 +43,7 @@ pub(crate) async fn check(
             return Ok(());
         } else if accept {
             let change = CodeChange { modules: differing, trainer, at_unix_ms: unix_ms() };
-            warn!("{change}");
+            warn!(%change, "the code of the model has changed");
             record.changed(modules, change)
         } else {
             return Err(RegisterError::OtherCode { modules: differing });

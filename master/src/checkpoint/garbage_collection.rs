@@ -145,9 +145,10 @@ async fn manifests(etcd: &Etcd, keys: &Keys) -> Result<Manifests, CheckpointErro
                 record,
             }),
             Err(error) => {
-                let until =
-                    "neither it nor any row file is deleted until its key is repaired or deleted";
-                warn!(key, %error, "cannot parse a manifest: {until}");
+                warn!(
+                    key, %error,
+                    "cannot parse a manifest; neither it nor any row file is deleted until its key is repaired or deleted"
+                );
                 unreadable += 1;
             }
         }

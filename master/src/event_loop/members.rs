@@ -73,7 +73,9 @@ impl TrainingJob {
             return Progress::Decided;
         }
         if self.live.note_trainers(moment, &live) {
-            self.lane_suspects().iter().for_each(|suspect| warn!("{suspect}"));
+            for suspect in self.lane_suspects() {
+                warn!(suspect, "a record may crash trainers");
+            }
         }
         self.live.assign_lanes(&live);
         let lost = self.lost_slots();
@@ -101,7 +103,7 @@ impl TrainingJob {
         if let Some(warning) =
             plan_warnings::of_trainers(&self.job, trainers).filter(|_| !was_known)
         {
-            warn!("{warning}");
+            warn!(warning, "the job has more trainers than work");
         }
     }
 

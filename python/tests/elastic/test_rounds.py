@@ -91,7 +91,7 @@ def test_a_program_that_raises_is_restarted_a_limited_number_of_times(tmp_path, 
     run = [PROGRAM, "run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "--", *command]
     ended = subprocess.run(run, capture_output=True, text=True, timeout=LIMIT_SECONDS)
     assert ended.returncode == 1, ended.stderr
-    assert "no restart is left (--max-restarts 1)" in ended.stderr
+    assert "no restart is left" in ended.stderr
     assert ended.stderr.count(f"raise {error}") >= 2 and "Traceback" in ended.stderr
     begun = [line for line in ended.stdout.splitlines() if "round" in line]
     assert len(begun) == 4, begun

@@ -294,7 +294,8 @@ fn a_job_whose_program_fails_ends_when_no_restart_is_left() {
     let site = Site::new();
     site.script("job.sh", "exit 7");
     let error = launcher_error(site.launch(&["--hosts", "a,b", "--max-restarts", "0"]), 1);
-    assert!(error.contains("ended with exit code 7; no restart is left"), "{error}");
+    assert!(error.contains("no restart is left (--max-restarts) reason="), "{error}");
+    assert!(error.contains("ended with exit code 7"), "{error}");
     site.scene.leaves_no_process();
 }
 
@@ -305,7 +306,8 @@ fn a_job_whose_last_save_fails_has_not_succeeded() {
     site.script("job.sh", "[ $RANK = 0 ] || { echo >> succeeded; exit 0; }\nuntil [ -e succeeded ]; do sleep 0.1; done\nsleep 0.5; exit 7");
     let args = ["--hosts", "a,b", "--min-np", "2", "--max-restarts", "0", "--elastic-timeout", "2"];
     let error = launcher_error(site.launch(&args), 6);
-    assert!(error.contains("ended with exit code 7; no restart is left"), "{error}");
+    assert!(error.contains("no restart is left (--max-restarts) reason="), "{error}");
+    assert!(error.contains("ended with exit code 7"), "{error}");
     assert!(error.contains("too few slots"), "{error}");
     site.scene.leaves_no_process();
 }
