@@ -1,5 +1,6 @@
 //! A real cluster, with a load generator in place of the trainer.
 
+use std::future::ready;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -316,7 +317,7 @@ async fn initialize(
     codec: Codec,
 ) -> Pservers {
     let master = Master::new(cluster.clone(), id);
-    let values = || Ok::<_, ClientError>(vec![0.0; layout.len()]);
+    let values = || ready(Ok::<_, ClientError>(vec![0.0; layout.len()]));
     let deadline = session.deadline();
     let pservers = Pservers::new(cluster, pserver_set, layout.clone(), codec, deadline);
     let generation = GenerationClient::new(master, pservers.expect("addresses"));

@@ -9,7 +9,7 @@ use steadfast_common::job::elastic::{AnyJobRecord, ElasticJobRecord, ElasticSpec
 use steadfast_common::job::job_file::{self, JobFile};
 use steadfast_common::job::spec::JobSpec;
 use steadfast_common::records::keys::Keys;
-use steadfast_common::records::{FORMAT, JobRecord};
+use steadfast_common::records::{FORMAT, JobRecord, StartRecord};
 use steadfast_coord::Etcd;
 use steadfast_data::DataError;
 use steadfast_process::Failure;
@@ -242,10 +242,21 @@ async fn store_plan(request: &JobRequest, manifest: Manifest) -> Result<Job, Fai
         store: request.store.clone(),
         manifest: manifest.digest(),
         base: request.base.clone().filter(|_| spec.dataset.follow),
+        start: describe_start(request).await?,
     };
     let store = open_store(&record)?;
     steadfast_data::store_manifest(&store, &manifest).await.map_err(data_failure)?;
     Ok(Job::new(record, manifest))
+}
+
+/// Returns the record of the file with initial values, if the job has one.
+async fn describe_start(request: &JobRequest) -> Result<Option<StartRecord>, Failure> {
+    let Some(start) = &request.spec.start else { return Ok(None) };
+    let file = steadfast_data::resolve(&start.file, request.base.as_deref());
+    let file = steadfast_store::open(&file)
+        .map_err(|error| Failure::invalid(format!("`start.file`: {error}")))?;
+    let record = steadfast_checkpoint::describe_start(&file).await;
+    record.map(Some).map_err(|error| Failure::new(error.kind(), error.to_string()))
 }
 
 pub(crate) fn data_failure(error: DataError) -> Failure {

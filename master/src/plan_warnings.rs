@@ -117,6 +117,7 @@ mod tests {
             store,
             manifest: manifest.digest(),
             base: None,
+            start: None,
         };
         Job::new(record, manifest)
     }

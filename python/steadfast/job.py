@@ -45,6 +45,8 @@ class Job:
         passes: Passes over the training data. Exactly one of ``passes`` and ``steps`` is required.
         steps: Steps; synchronous jobs only.
         seed: Seed of every random choice.
+        start: A safetensors file that the parameters start from: its path or URL, or the section with ``file``,
+            ``names`` and ``new``.
         tables: Settings of embedding tables, by the name of the table.
 
     Raises:
@@ -61,6 +63,7 @@ class Job:
         passes: Optional[int] = None,
         steps: Optional[int] = None,
         seed: int = 0,
+        start: Union[str, "os.PathLike[str]", Section, None] = None,
         optimizer: Optional[Section] = None,
         learning_rate: Optional[Section] = None,
         sync: Optional[Section] = None,
@@ -79,6 +82,7 @@ class Job:
             "seed": seed,
             "dataset": {**dataset, "source": _sources(dataset.get("source"))},
             "model": _with_absolute(model, "script"),
+            "start": _start(start),
             "optimizer": optimizer,
             "learning_rate": learning_rate,
             "sync": sync,
@@ -113,6 +117,8 @@ class Job:
             keys["dataset"]["source"] = [_absolute(it, file.parent) for it in source]
         if "model" in keys:
             keys["model"] = _with_absolute(keys["model"], "script", file.parent)
+        if isinstance(keys.get("start"), dict):
+            keys["start"] = _with_absolute(keys["start"], "file", file.parent)
         job = cls.__new__(cls)
         job._set(keys.get("name", ""), keys, file.parent)
         return job
@@ -142,6 +148,12 @@ def _json(keys: Mapping[str, Any]) -> str:
 def _with_absolute(section: Section, key: str, directory: Optional[pathlib.Path] = None) -> Dict[str, Any]:
     absolute = _absolute(section.get(key), directory or pathlib.Path.cwd())
     return {**section, key: absolute} if key in section else dict(section)
+
+
+def _start(given: Union[str, "os.PathLike[str]", Section, None]) -> Optional[Dict[str, Any]]:
+    if given is None:
+        return None
+    return _with_absolute(given if isinstance(given, Mapping) else {"file": given}, "file")
 
 
 def _sources(given: Any) -> Any:

@@ -95,6 +95,7 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
                 "steadfast-master-core",
                 "steadfast-coord",
                 "steadfast-store",
+                "steadfast-checkpoint",
                 "steadfast-data",
                 "steadfast-process",
             ],

@@ -7,14 +7,14 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::future::try_join_all;
 use steadfast_checkpoint::{
-    EncodeError, ModelFile, TableFile, TableFileError, encode_model, table_file_name,
+    EncodeError, ModelFile, StartError, TableFile, TableFileError, encode_model, table_file_name,
 };
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Lane, Pass, TaskId, Version};
 use steadfast_common::job::dataset::{self, Records};
 use steadfast_common::job::spec::{JobSpec, Keep};
 use steadfast_common::records::position::Position;
-use steadfast_common::records::{Best, EvaluationRecord, KeptModel};
+use steadfast_common::records::{Best, EvaluationRecord, KeptModel, MODEL};
 use steadfast_common::status::TimeBreakdown;
 use steadfast_common::tensor::finite::are_finite;
 use steadfast_common::tensor::layout::Layout;
@@ -38,6 +38,7 @@ use crate::activity::SharedActivity;
 use crate::course::Evaluations;
 use crate::current::Current;
 use crate::metrics::Metrics;
+use crate::start::Start;
 use crate::tasks::{TaskError, Tasks};
 
 /// Ranges of a table that are read at the same time: few enough that they are polled in order, which simulations need,
@@ -45,15 +46,13 @@ use crate::tasks::{TaskError, Tasks};
 const RANGES_AT_ONCE: usize = 16;
 const RANGES_BYTES: usize = 64 << 20;
 
-/// Name of the object that holds the model of a job.
-const MODEL: &str = "model.safetensors";
-
 /// The shared state of a running trainer.
 pub struct Context {
     pub session: Session,
     pub model: Arc<dyn Model>,
     pub tasks: Arc<Tasks>,
     pub store: Location,
+    pub start: Option<Start>,
     pub metrics: Metrics,
     pub activity: SharedActivity,
     /// The parameters, for the program in whose process this trainer runs.
@@ -107,6 +106,8 @@ pub enum TrainError {
     TableFile(#[from] TableFileError),
     #[error("the file with the best parameters, {1}, {0}")]
     BestLost(&'static str, String),
+    #[error(transparent)]
+    Start(#[from] StartError),
     #[error("cannot read held-out records: {0}")]
     HeldOut(TaskError),
     #[error("{what} is not finite; a lower learning rate or clipping may help")]
@@ -132,6 +133,7 @@ impl From<TrainError> for Failure {
         let kind = match &error {
             TrainError::Client(error) => error.kind(),
             TrainError::Model(error) => error.kind(),
+            TrainError::Start(error) => error.kind(),
             TrainError::NotFinite { .. } | TrainError::ModelFile(_) | TrainError::BestLost(..) => {
                 ErrorKind::Invalid
             }
@@ -197,13 +199,17 @@ impl Context {
         });
         let current = generation.clone();
         self.model.begin_generation(Validity::new(move || !current.is_over()));
-        let values = || {
-            let mut parameters = Parameters::zeros(self.layout().clone());
-            in_place(|| self.model.initialize(self.spec().seed, &mut parameters))?;
-            Ok::<_, TrainError>(parameters.into_values())
-        };
-        generation.initialize(values).await?;
+        generation.initialize(|| self.initial_values()).await?;
         Ok(generation)
+    }
+
+    async fn initial_values(&self) -> Result<Vec<f32>, TrainError> {
+        let mut parameters = Parameters::zeros(self.layout().clone());
+        in_place(|| self.model.initialize(self.spec().seed, &mut parameters))?;
+        if let Some(start) = &self.start {
+            start.read(self.layout(), parameters.values_mut()).await?;
+        }
+        Ok(parameters.into_values())
     }
 
     /// Returns the distinct ids of each table in a batch, for a gradient with `key` or an evaluation.

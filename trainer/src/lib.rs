@@ -22,6 +22,7 @@ mod dataset;
 mod metrics;
 pub mod own_loop;
 mod run;
+mod start;
 mod sync_loop;
 mod tasks;
 

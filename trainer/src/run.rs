@@ -36,6 +36,7 @@ use crate::course::Evaluations;
 use crate::current::Current;
 use crate::dataset::Dataset;
 use crate::metrics::Metrics;
+use crate::start::Start;
 use crate::sync_loop;
 use crate::tasks::Tasks;
 
@@ -293,6 +294,7 @@ impl Program<'_> {
         }
         check_tables(spec, &parameters)?;
         check_records(spec, &manifest, model.min_records())?;
+        let start = Start::open(job, &parameters).await?;
         let options = ReadOptions::new(&spec.dataset, &manifest);
         let in_use = match spec.mode {
             // A micro-batch may begin and end in the middle of a task.
@@ -317,6 +319,7 @@ impl Program<'_> {
             model,
             tasks: Arc::new(tasks),
             store,
+            start,
             metrics: self.metrics.clone(),
             activity: self.activity.clone(),
             current: self.current.clone(),

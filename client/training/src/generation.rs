@@ -85,15 +85,15 @@ impl GenerationClient {
         self.master.caller(self.number())
     }
 
-    /// Completes when the parameters have their initial values. Sets them to `values()` if this trainer is
+    /// Completes when the parameters have their initial values. Sets them to those of `values` if this trainer is
     /// elected as the initializer.
     ///
     /// # Errors
     /// The error of `values`, a rejection, another generation, or the end of the job.
-    pub async fn initialize<E: From<ClientError>>(
-        &self,
-        values: impl Fn() -> Result<Vec<f32>, E>,
-    ) -> Result<(), E> {
+    pub async fn initialize<E: From<ClientError>, V>(&self, values: impl Fn() -> V) -> Result<(), E>
+    where
+        V: Future<Output = Result<Vec<f32>, E>>,
+    {
         let cluster = &self.pservers.cluster;
         while !cluster.is_initialized(self.number()) {
             let changed = cluster.init_changed();
@@ -103,7 +103,7 @@ impl GenerationClient {
                 Answer::Initialize => {
                     let attempt = reply.attempt;
                     info!(attempt, "initializes the parameters");
-                    self.pservers.init(attempt, Arc::new(values()?)).await?;
+                    self.pservers.init(attempt, Arc::new(values().await?)).await?;
                     let request = v1::FinishInitRequest { caller: self.caller(), attempt };
                     self.master.finish_init(request).await?;
                 }

@@ -61,7 +61,7 @@
 //!
 //! async fn train(session: &Session) -> Result<(), ClientError> {
 //!     let generation = session.join_generation().await?;
-//!     let zeros = || Ok::<_, ClientError>(vec![0.0; session.layout().len()]);
+//!     let zeros = async || Ok::<_, ClientError>(vec![0.0; session.layout().len()]);
 //!     generation.initialize(zeros).await?;
 //!     let pservers = generation.pservers();
 //!     let mut parameters = vec![0.0; session.layout().len()];

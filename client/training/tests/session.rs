@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::future::pending;
+use std::future::{Ready, pending};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -54,6 +54,7 @@ impl Job {
             store: "memory:///".to_owned(),
             manifest: String::new(),
             base: None,
+            start: None,
         };
         this.put(&this.keys.job(), &record).await;
         this
@@ -118,7 +119,8 @@ async fn a_session_on_one_thread_follows_generations() {
     job.begin_generation(1).await;
     let generation = session.join_generation().await.unwrap();
     assert_eq!(generation.number(), Generation(1));
-    let never = || -> Result<Vec<f32>, ClientError> { panic!("a checkpoint has the values") };
+    let never =
+        || -> Ready<Result<Vec<f32>, ClientError>> { panic!("a checkpoint has the values") };
     generation.initialize(never).await.unwrap();
 
     let (pass, task, version) = (Pass(0), TaskId(0), Version(0));

@@ -11,6 +11,7 @@ mod range_reader;
 mod reading;
 pub mod row_file;
 mod shard_file;
+mod start_file;
 mod table_file;
 #[cfg(test)]
 mod tests;
@@ -27,5 +28,6 @@ pub use reading::{Checkpoint, digest, is_in_place};
 pub use shard_file::{
     BlockTensors, FileMeta, ReadBlock, ShardFile, ShardMeta, TensorFile, encode_shard,
 };
+pub use start_file::{StartError, describe_start, read_start, start_shapes};
 pub use table_file::{TableFile, table_file_name};
 pub use verify::{AppliedToBlocks, Verified, WriteTablesError, parameters, verify, write_tables};

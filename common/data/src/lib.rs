@@ -22,5 +22,5 @@ pub use error::DataError;
 pub use manifest_file::{load_manifest, load_manifest_of, store_manifest, store_manifest_as};
 pub use plan::{plan, plan_pass};
 pub use read::read;
-pub use source::{ODD_NAME, StreamListing, stream_files};
+pub use source::{ODD_NAME, StreamListing, resolve, stream_files};
 pub use steadfast_store::ErrorKind;

@@ -82,7 +82,8 @@ pub(crate) fn unix_ms_of(time: SystemTime) -> u64 {
     time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }
 
-fn resolve(source: &str, base: Option<&str>) -> String {
+/// Returns the path or URL of a source: a relative one is resolved against `base`, a path or a URL.
+pub fn resolve(source: &str, base: Option<&str>) -> String {
     match base {
         Some(base) if !source.contains("://") && !source.starts_with('/') => {
             format!("{}/{source}", base.trim_end_matches('/'))

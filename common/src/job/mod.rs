@@ -13,4 +13,5 @@ pub mod schedule;
 mod shape;
 pub mod spec;
 pub mod spec_errors;
+pub mod start;
 pub mod wildcard;

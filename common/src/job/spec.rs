@@ -28,6 +28,9 @@ pub struct JobSpec {
     pub steps: Option<u64>,
     pub dataset: DatasetSpec,
     pub model: ModelSpec,
+    /// A file with initial values, in place of those of the model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start: Option<StartSpec>,
     #[serde(default)]
     pub optimizer: OptimizerSpec,
     #[serde(default)]
@@ -176,6 +179,19 @@ pub enum Header {
     #[default]
     Present,
     Absent,
+}
+
+/// The initial values of parameters, from a model that was trained before.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StartSpec {
+    /// Path or URL of a safetensors file. A relative path is resolved against the directory of the job file.
+    pub file: String,
+    /// Names in the file by names of parameters, where they differ. One `*` on both sides stands for the same text.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub names: BTreeMap<String, String>,
+    /// Parameters that begin with the values of the model, by name, with `*` for any text. All others are in the file.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub new: Vec<String>,
 }
 
 /// The model and its size. Keys that are unknown to the built-in models belong in `options`.

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use crate::job::models::{self, BuiltIn, Inputs, PYTHON};
 use crate::job::optimizer_errors;
 use crate::job::spec::{
-    DataFormat, Header, JobSpec, Keep, LANES_MAX, Mode, Monitor, TableSpec, Transform,
+    DataFormat, Header, JobSpec, Keep, LANES_MAX, Mode, Monitor, StartSpec, TableSpec, Transform,
 };
 use crate::tensor::compression::Compression;
 
@@ -84,6 +84,8 @@ impl JobSpec {
         self.general_errors(&mut errors);
         self.dataset_errors(&mut errors);
         self.model_errors(&mut errors);
+        let start = self.start.iter().flat_map(StartSpec::errors);
+        errors.extend(start.map(|text| SpecError::new(&["start"], text)));
         self.interval_errors(&mut errors);
         self.course_errors(&mut errors);
         self.gradient_errors(&mut errors);

@@ -50,6 +50,20 @@ pub struct JobRecord {
     /// The directory against which the sources of a stream are resolved: each master lists them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<String>,
+    /// The file of [`JobSpec::start`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start: Option<StartRecord>,
+}
+
+/// Name of the object that holds the model of a job that has ended.
+pub const MODEL: &str = "model.safetensors";
+
+/// The file with the initial values of parameters, as it was when the job was created.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StartRecord {
+    pub url: String,
+    /// SHA-256 of the file, in hexadecimal.
+    pub sha256: String,
 }
 
 impl Serialize for JobRecord {

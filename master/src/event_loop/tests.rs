@@ -421,8 +421,16 @@ fn job(mode: &str, tasks: u32) -> Job {
     let (chunks, task_ends) = (vec![chunk; tasks as usize], (1..=tasks).collect());
     let manifest = Manifest { chunks, task_ends, ..Manifest::default() };
     let (digest, store) = (spec.digest(), "memory:///x".to_owned());
-    let (format, base, manifest_digest) = (FORMAT, None, manifest.digest());
-    Job::new(JobRecord { format, spec, digest, store, manifest: manifest_digest, base }, manifest)
+    let record = JobRecord {
+        format: FORMAT,
+        spec,
+        digest,
+        store,
+        manifest: manifest.digest(),
+        base: None,
+        start: None,
+    };
+    Job::new(record, manifest)
 }
 
 /// Returns a job to which `changes` will happen.

@@ -31,6 +31,7 @@ fn job(kind: OptimizerKind) -> JobRecord {
         store: String::new(),
         manifest: "abc".to_owned(),
         base: None,
+        start: None,
     }
 }
 

@@ -24,6 +24,7 @@ mod protocol;
 mod python;
 mod recovery;
 mod security;
+mod start;
 mod stream;
 mod tables;
 mod tensorboard;

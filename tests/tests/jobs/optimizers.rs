@@ -19,7 +19,7 @@ fn grouped(job: Job) -> Job {
 }
 
 /// Returns the bytes of each tensor of a job's model, by name.
-fn tensors(summary: &Value) -> Vec<(String, Vec<u8>)> {
+pub fn tensors(summary: &Value) -> Vec<(String, Vec<u8>)> {
     let path = summary["model"].as_str().expect("a finished job has a model");
     let bytes = fs::read(path).expect("the model is readable");
     let model = SafeTensors::deserialize(&bytes).expect("it is a safetensors file");

@@ -1,0 +1,294 @@
+//! Reads initial values of parameters from a safetensors file of any program.
+
+use bytemuck::AnyBitPattern;
+use futures::TryStreamExt;
+use half::{bf16, f16};
+use safetensors::SafeTensors;
+use safetensors::tensor::{Dtype, Metadata, TensorView};
+use sha2::{Digest, Sha256};
+use steadfast_common::error::ErrorKind;
+use steadfast_common::job::dataset::{hex, sha256};
+use steadfast_common::job::start::{Shapes, StartPlan};
+use steadfast_common::records::StartRecord;
+use steadfast_common::tensor::layout::Layout;
+use steadfast_host::task::in_place;
+use steadfast_store::{Location, StoreError};
+
+use crate::encode::{HEADER_BYTES_MAX, WORD};
+
+/// A file from which no parameter can start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error("`start.file`: {url} does not exist")]
+    Missing { url: String },
+    #[error(
+        "`start.file`: {url} is no safetensors file: {reason}; files of PyTorch are converted by \
+         `safetensors.torch.save_file(net.state_dict(), …)`"
+    )]
+    Format { url: String, reason: String },
+    #[error(
+        "`start.file`: the values of `{tensor}` in {url} are {dtype:?}; parameters start from F64, F32, F16 or BF16"
+    )]
+    Dtype { url: String, tensor: String, dtype: Dtype },
+    #[error("`start.file`: a value of `{tensor}` in {url} is not finite in 32 bits")]
+    NotFinite { url: String, tensor: String },
+    #[error(
+        "`start.file`: {url} has changed since the job was created (SHA-256 {found}, then {expected}); put the file \
+         back, or give the job another name"
+    )]
+    Changed { url: String, found: String, expected: String },
+    #[error("`start.file`: {0}")]
+    Store(StoreError),
+}
+
+impl StartError {
+    /// Returns whether the error is permanent, or caused by a store that does not answer.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Store(error) if error.kind() == steadfast_store::ErrorKind::Transient => {
+                ErrorKind::Unavailable
+            }
+            Self::Missing { .. }
+            | Self::Format { .. }
+            | Self::Dtype { .. }
+            | Self::NotFinite { .. }
+            | Self::Changed { .. }
+            | Self::Store(_) => ErrorKind::Invalid,
+        }
+    }
+}
+
+impl From<StoreError> for StartError {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::NotFound { url } => Self::Missing { url },
+            error => Self::Store(error),
+        }
+    }
+}
+
+/// Computes the record of a file, without holding it in memory.
+///
+/// # Errors
+/// If the file does not exist, is no safetensors file, or cannot be read.
+pub async fn describe_start(file: &Location) -> Result<StartRecord, StartError> {
+    start_shapes(file).await?;
+    let mut hash = Sha256::new();
+    let mut chunks = file.read_in_chunks(size(file).await?);
+    while let Some(chunk) = chunks.try_next().await? {
+        in_place(|| hash.update(&chunk));
+    }
+    Ok(StartRecord { url: file.url().to_owned(), sha256: hex(&hash.finalize()) })
+}
+
+/// Reads the shapes of a file's tensors; of its values, nothing is read.
+///
+/// # Errors
+/// If the file does not exist, is no safetensors file, or cannot be read.
+pub async fn start_shapes(file: &Location) -> Result<Shapes, StartError> {
+    let bad = |reason: String| StartError::Format { url: file.url().to_owned(), reason };
+    let size = size(file).await?;
+    let word = match file.read_range(0..size.min(WORD as u64)).await?.first_chunk::<WORD>() {
+        Some(word) => u64::from_le_bytes(*word),
+        None => return Err(bad(format!("it has {size} bytes"))),
+    };
+    let end = word.saturating_add(WORD as u64);
+    if size < end || word > HEADER_BYTES_MAX as u64 {
+        return Err(bad(format!("its header claims a length of {word} bytes")));
+    }
+    let header = file.read_range(WORD as u64..end).await?;
+    let header: Metadata = serde_json::from_slice(&header)
+        .map_err(|error| bad(format!("its header cannot be parsed: {error}")))?;
+    let tensors = header.tensors().into_iter();
+    Ok(tensors.map(|(name, info)| (name, info.shape.clone())).collect())
+}
+
+/// Overwrites the parameters of `layout` that start from the file; others keep their values. The whole file is in memory
+/// meanwhile.
+///
+/// # Errors
+/// If the file cannot be read, is not the one of `record`, or has values that no parameter can have.
+///
+/// # Panics
+/// If `plan` is not of this layout.
+pub async fn read_start(
+    file: &Location,
+    record: &StartRecord,
+    plan: &StartPlan,
+    layout: &Layout,
+    values: &mut [f32],
+) -> Result<(), StartError> {
+    let size = size(file).await?;
+    let mut bytes = Vec::with_capacity(usize::try_from(size).unwrap_or_default());
+    let mut chunks = file.read_in_chunks(size);
+    while let Some(chunk) = chunks.try_next().await? {
+        bytes.extend_from_slice(&chunk);
+    }
+    in_place(|| decode(&bytes, record, plan, layout, values))
+}
+
+fn decode(
+    bytes: &[u8],
+    record: &StartRecord,
+    plan: &StartPlan,
+    layout: &Layout,
+    values: &mut [f32],
+) -> Result<(), StartError> {
+    let url = || record.url.clone();
+    let found = sha256(bytes);
+    if found != record.sha256 {
+        return Err(StartError::Changed { url: url(), found, expected: record.sha256.clone() });
+    }
+    let bad = |error: &dyn ToString| StartError::Format { url: url(), reason: error.to_string() };
+    let file = SafeTensors::deserialize(bytes).map_err(|error| bad(&error))?;
+    for (index, name) in plan.tensors.iter().enumerate() {
+        let Some(name) = name else { continue };
+        let tensor = file.tensor(name).map_err(|error| bad(&error))?;
+        let target = &mut values[layout.range_of(index)];
+        match tensor.dtype() {
+            Dtype::F32 => convert(&tensor, target, |value: f32| value),
+            Dtype::F64 => convert(&tensor, target, |value: f64| value as f32),
+            Dtype::F16 => convert(&tensor, target, |bits: u16| f16::from_bits(bits).to_f32()),
+            Dtype::BF16 => convert(&tensor, target, |bits: u16| bf16::from_bits(bits).to_f32()),
+            dtype => return Err(StartError::Dtype { url: url(), tensor: name.clone(), dtype }),
+        }
+        if !target.iter().all(|value| value.is_finite()) {
+            return Err(StartError::NotFinite { url: url(), tensor: name.clone() });
+        }
+    }
+    Ok(())
+}
+
+/// Writes the values of a tensor, which need not be aligned in the file, to a parameter of the same shape.
+fn convert<T: AnyBitPattern>(
+    tensor: &TensorView<'_>,
+    target: &mut [f32],
+    value: impl Fn(T) -> f32,
+) {
+    let source = tensor.data().chunks_exact(size_of::<T>());
+    assert_eq!(source.len(), target.len(), "the plan compared the shapes");
+    for (place, bytes) in target.iter_mut().zip(source) {
+        *place = value(bytemuck::pod_read_unaligned(bytes));
+    }
+}
+
+async fn size(file: &Location) -> Result<u64, StartError> {
+    let size = file.size().await?;
+    size.ok_or_else(|| StartError::Missing { url: file.url().to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use safetensors::serialize;
+    use steadfast_common::job::spec::StartSpec;
+    use steadfast_common::tensor::layout::ParamSpec;
+    use tempfile::TempDir;
+
+    use super::*;
+
+    /// A file with three values in one tensor.
+    struct Scene {
+        _directory: TempDir,
+        file: Location,
+    }
+
+    impl Scene {
+        fn new() -> Self {
+            let directory = TempDir::new().unwrap();
+            let file = directory.path().join("a.safetensors");
+            let file = steadfast_store::open(file.to_str().unwrap()).unwrap();
+            Self { _directory: directory, file }
+        }
+
+        async fn write(&self, dtype: Dtype, bytes: &[u8]) {
+            let shape = vec![bytes.len() * 8 / dtype.bitsize()];
+            let tensor = TensorView::new(dtype, shape, bytes).unwrap();
+            let file = serialize([("w", tensor)], None).unwrap();
+            self.file.write(file.into()).await.unwrap();
+        }
+
+        /// Returns the values of a model whose parameter `w` starts from the file, and `v` does not.
+        async fn start(&self, record: &StartRecord) -> Result<Vec<f32>, StartError> {
+            let parameters = vec![ParamSpec::new("v", &[1]), ParamSpec::new("w", &[3])];
+            let spec =
+                StartSpec { file: String::new(), names: [].into(), new: vec!["v".to_owned()] };
+            let plan = spec.plan(&parameters, &start_shapes(&self.file).await?).unwrap();
+            let layout = Layout::new(parameters);
+            let mut values = vec![7.0; layout.len()];
+            read_start(&self.file, record, &plan, &layout, &mut values).await?;
+            Ok(values)
+        }
+
+        async fn started(&self) -> Result<Vec<f32>, StartError> {
+            self.start(&describe_start(&self.file).await?).await
+        }
+    }
+
+    #[tokio::test]
+    async fn values_of_every_float_type_are_read() {
+        let scene = Scene::new();
+        let values = [1.5f32, -0.0, 0.25];
+        let wide = values.map(f64::from);
+        let halves = values.map(|value| f16::from_f32(value).to_bits());
+        let brain = values.map(|value| bf16::from_f32(value).to_bits());
+        for (dtype, bytes) in [
+            (Dtype::F32, bytemuck::cast_slice(&values)),
+            (Dtype::F64, bytemuck::cast_slice(&wide)),
+            (Dtype::F16, bytemuck::cast_slice(&halves)),
+            (Dtype::BF16, bytemuck::cast_slice(&brain)),
+        ] {
+            scene.write(dtype, bytes).await;
+            let started = scene.started().await.unwrap();
+            assert_eq!(
+                started.iter().map(|it| it.to_bits()).collect::<Vec<_>>(),
+                [7f32.to_bits(), 1.5f32.to_bits(), (-0f32).to_bits(), 0.25f32.to_bits()]
+            );
+        }
+    }
+
+    /// I11: no job begins with values that training cannot recover from.
+    #[tokio::test]
+    async fn values_that_no_parameter_can_have_are_refused() {
+        let scene = Scene::new();
+        let wide = [1.0, f64::MAX, 0.0];
+        scene.write(Dtype::F64, bytemuck::cast_slice(&wide)).await;
+        assert!(matches!(scene.started().await, Err(StartError::NotFinite { .. })));
+        scene.write(Dtype::F32, bytemuck::cast_slice(&[1.0, f32::NAN, 0.0])).await;
+        assert!(matches!(scene.started().await, Err(StartError::NotFinite { .. })));
+        scene.write(Dtype::I64, bytemuck::cast_slice(&[1i64, 2, 3])).await;
+        let error = scene.started().await.unwrap_err();
+        assert!(error.to_string().contains("the values of `w` in "), "{error}");
+    }
+
+    /// F34, F54
+    #[tokio::test]
+    async fn files_that_are_no_safetensors_files_are_refused() {
+        let scene = Scene::new();
+        let missing = scene.started().await.unwrap_err();
+        assert!(matches!(missing, StartError::Missing { .. }), "{missing}");
+        let claims = [&u64::MAX.to_le_bytes()[..], b"{}"].concat();
+        let cut = [&10u64.to_le_bytes()[..], b"{\"w\": 1"].concat();
+        for bytes in [&b""[..], b"abc", b"PK\x03\x04 a file of torch.save", &claims, &cut] {
+            scene.file.write(bytes.to_vec().into()).await.unwrap();
+            let error = scene.started().await.unwrap_err();
+            assert!(matches!(error, StartError::Format { .. }), "{error}");
+            assert_eq!(error.kind(), ErrorKind::Invalid);
+        }
+        scene.write(Dtype::F32, bytemuck::cast_slice(&[1f32, 2.0, 3.0])).await;
+        let whole = scene.file.read().await.unwrap();
+        scene.file.write(whole.slice(..whole.len() - 1)).await.unwrap();
+        let error = scene.started().await.unwrap_err();
+        assert!(matches!(error, StartError::Format { .. }), "{error}");
+    }
+
+    /// A job that begins anew from another file would end with other bits.
+    #[tokio::test]
+    async fn a_file_that_has_changed_since_the_job_was_created_is_refused() {
+        let scene = Scene::new();
+        scene.write(Dtype::F32, bytemuck::cast_slice(&[1f32, 2.0, 3.0])).await;
+        let record = describe_start(&scene.file).await.unwrap();
+        scene.write(Dtype::F32, bytemuck::cast_slice(&[1f32, 2.0, 4.0])).await;
+        let error = scene.start(&record).await.unwrap_err();
+        assert!(matches!(error, StartError::Changed { .. }), "{error}");
+    }
+}

@@ -1,0 +1,91 @@
+//! Jobs that start from a model that was trained before.
+
+use steadfast_tests::{Job, Run, Scene};
+
+use crate::optimizers::tensors;
+
+/// Returns a job that starts from a file, with other settings of the section.
+fn starting(job: Job, file: &str, settings: &str) -> Job {
+    let section = format!("[start]\nfile = '{file}'\n{settings}\n[optimizer]");
+    job.with("[optimizer]", &section)
+}
+
+/// I10, S004-48: a job that starts from a file has the same bits for any number of processes and after kills, also of
+/// those that come before its first checkpoint; a frozen layer ends as it stands in the file, in either mode.
+#[test]
+fn a_job_goes_on_from_the_model_of_another_whatever_fails() {
+    let scene = Scene::new();
+    let first = Job::small().with("hidden = [16]", "hidden = [32]");
+    let first = Run::to_end(&scene, &first, "first", &[]);
+    let file = first["model"].as_str().expect("a finished job has a model");
+    let frozen = "[optimizer]\ngroups = [{ parameters = ['layers.0.*'], frozen = true }]";
+    let job = |job: Job| {
+        starting(job, file, "new = ['layers.1.*']")
+            .with("[optimizer]", frozen)
+            .with("seed = 7", "seed = 8")
+    };
+    let alone = ["--trainers", "1", "--pservers", "1"];
+    let expected = Run::to_end(&scene, &job(Job::long()), "alone", &alone);
+    let mut killed =
+        Run::start_in(&scene, &job(Job::long()), "killed", &["--trainers", "3", "--pservers", "2"]);
+    for (step, role) in [(1, "pserver"), (5, "trainer"), (300, "pserver"), (900, "master")] {
+        killed.until_step(step);
+        killed.kill_one(role);
+    }
+    assert_eq!(killed.finish()["parameters_sha256"], expected["parameters_sha256"]);
+    let asynchronous = job(Job::small().with("hidden = [16]", "hidden = [32]"))
+        .with("mode = \"sync\"", "mode = \"async\"")
+        .with("[sync]\nlanes = 8\nmicro_batch = 16", "[async]\nbatch = 16");
+    let asynchronous = Run::to_end(&scene, &asynchronous, "async", &[]);
+    for ended in [&expected, &asynchronous] {
+        let same: Vec<String> = tensors(ended)
+            .into_iter()
+            .zip(tensors(&first))
+            .filter(|(own, of_file)| own == of_file)
+            .map(|((name, _), _)| name)
+            .collect();
+        assert_eq!(same, ["layers.0.bias", "layers.0.weight"]);
+    }
+}
+
+/// Whatever does not fit is reported before anything is computed, with the way out.
+#[test]
+fn a_file_that_does_not_fit_ends_the_job_with_what_to_do() {
+    let scene = Scene::new();
+    let first = Run::to_end(&scene, &Job::small(), "first", &[]);
+    let file = first["model"].as_str().expect("a finished job has a model");
+    let pickled = scene.write("net.pt", "PK\u{3}\u{4} a file of torch.save");
+    let pickled = pickled.to_str().expect("a path in UTF-8");
+    for (name, job, expected) in [
+        (
+            "missing",
+            starting(Job::small(), "/nowhere.safetensors", ""),
+            "/nowhere.safetensors does not exist",
+        ),
+        ("pickled", starting(Job::small(), pickled, ""), "is no safetensors file"),
+        (
+            "shape",
+            starting(Job::small().with("hidden = [16]", "hidden = [32]"), file, ""),
+            "`layers.0.bias` is [16], not [32]",
+        ),
+        (
+            "deeper",
+            starting(Job::small().with("hidden = [16]", "hidden = [16, 10]"), file, ""),
+            "the file of `start` lacks `layers.2.bias`, `layers.2.weight`; map their names",
+        ),
+        (
+            "pattern",
+            starting(Job::small(), file, "new = ['head.*']"),
+            "`head.*` in `start.new` matches no parameter",
+        ),
+        (
+            "stars",
+            starting(Job::small(), file, "names = { 'a*' = 'b' }"),
+            "must have one `*` on both sides",
+        ),
+    ] {
+        let ended = Run::start_in(&scene, &job, name, &[]).end();
+        assert_ne!(ended.code, Some(0), "{name}");
+        assert!(ended.stderr.contains(expected), "{name}: {}", ended.stderr);
+    }
+}
