@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::process::ExitCode;
 
+use bytes::Bytes;
 use clap::Args;
 use futures::future::join_all;
 use steadfast_checkpoint::{
@@ -10,19 +11,22 @@ use steadfast_checkpoint::{
     write_tables,
 };
 use steadfast_common::error::ErrorKind;
+use steadfast_common::job::dataset::sha256;
+use steadfast_common::records::{Best, MODEL, ResultRecord};
 use steadfast_process::{Failure, print_line};
 use steadfast_store::{Created, Location, ObjectWriter, StoreError};
 
 use super::explain;
 use super::manifests::{self, store_failure};
 use super::verify::was_deleted;
-use crate::job_args::JobArgs;
+use crate::job_args::{Job, JobArgs};
 use crate::output::notice;
 
 /// Write the parameters of a checkpoint as one safetensors file.
 #[derive(Debug, Args)]
 pub struct ExportArgs {
-    /// Id of the checkpoint, or a unique prefix of it [default: latest].
+    /// Id of the checkpoint, or a unique prefix of it, or `latest` [default: latest; of a job that has ended with its
+    /// best parameters, these].
     #[arg(value_name = "ID")]
     id: Vec<String>,
     /// File to write: a path, or a URL of an object store.
@@ -54,6 +58,11 @@ pub async fn run(args: ExportArgs) -> Result<ExitCode, Failure> {
     }
     let job = args.job.find_with_checkpoints().await?;
     let record = manifests::record(&job).await?;
+    if args.id.is_empty()
+        && let Some(best) = best_of_result(&job).await?
+    {
+        return copy_best(&best, &manifests::open_store(&record).await?, &target, if_there).await;
+    }
     let manifest = manifests::read_one(&job, &args.id).await?;
     let checkpoint = manifest.record()?;
     let store = manifests::open_store(&record).await?;
@@ -107,17 +116,56 @@ pub async fn run(args: ExportArgs) -> Result<ExitCode, Failure> {
             },
         )?;
     }
-    check(
-        &target,
-        match if_there {
-            IfThere::Replace => target.write(bytes).await.map(|()| Created::Now),
-            IfThere::Fail => target.create(bytes).await,
-        },
-    )?;
+    write(&target, bytes, if_there).await?;
     let step = checkpoint.position.version;
     notice(format_args!("steadfast: wrote checkpoint {id} (step {step}) to {target}"));
     print_line(sha256);
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the best evaluation of a job that has ended with its parameters, which no checkpoint may hold any more.
+async fn best_of_result(job: &Job) -> Result<Option<Best>, Failure> {
+    let result: Option<ResultRecord> = job.etcd.get_json(&job.keys.result()).await?;
+    Ok(result.and_then(|result| result.best).filter(|best| best.model.is_some()))
+}
+
+/// Copies the model of a job that kept its best parameters.
+async fn copy_best(
+    best: &Best,
+    store: &Location,
+    target: &Location,
+    if_there: IfThere,
+) -> Result<ExitCode, Failure> {
+    let Some(kept) = &best.model else { return Err(Failure::internal("the model is not kept")) };
+    let model = store.child(MODEL).map_err(store_failure)?;
+    let remedy = "`latest` in place of an id exports the last parameters";
+    let bytes = match model.read().await {
+        Ok(bytes) => bytes,
+        Err(StoreError::NotFound { url }) => {
+            let message =
+                format!("the model with the best parameters, {url}, does not exist; {remedy}");
+            return Err(Failure::new(ErrorKind::NotFound, message));
+        }
+        Err(error) => return Err(store_failure(error)),
+    };
+    if sha256(&bytes) != kept.file_sha256 {
+        return Err(Failure::invalid(format!(
+            "{model} is not the model with the best parameters any more; {remedy}"
+        )));
+    }
+    write(target, bytes, if_there).await?;
+    let step = best.version;
+    notice(format_args!("steadfast: wrote the best parameters (step {step}) to {target}"));
+    print_line(&kept.parameters_sha256);
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn write(target: &Location, bytes: Bytes, if_there: IfThere) -> Result<(), Failure> {
+    let written = match if_there {
+        IfThere::Replace => target.write(bytes).await.map(|()| Created::Now),
+        IfThere::Fail => target.create(bytes).await,
+    };
+    check(target, written)
 }
 
 /// Returns the file of a table beside that of the model.

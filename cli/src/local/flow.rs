@@ -454,13 +454,17 @@ impl Run<'_> {
             (State::Finished, Some(model))
                 if model.starts_with('/') && !Path::new(model).exists() =>
             {
+                let (id, what) = match summary.best.as_ref().is_some_and(|it| it.model.is_some()) {
+                    true => ("latest ", "the last parameters; the best ones are in no checkpoint"),
+                    false => ("", "it again from the last checkpoint"),
+                };
                 let source = match is_embedded {
                     true => format!("--data-dir {}", quote(&directory)),
                     false => format!("--etcd-endpoints {}", self.plan.endpoints.join(",")),
                 };
                 notice(format_args!(
-                    "steadfast: the model file {model} does not exist; `steadfast checkpoint export {source} \
-                     --to {}` writes it again from the last checkpoint",
+                    "steadfast: the model file {model} does not exist; `steadfast checkpoint export {id}{source} \
+                     --to {}` writes {what}",
                     quote(model)
                 ));
             }

@@ -84,4 +84,26 @@ fn the_best_parameters_are_the_model_of_a_job_that_trains_to_its_end() {
     assert!(audit.status.success(), "{audit:?}");
     let text = String::from_utf8_lossy(&audit.stdout);
     assert!(text.contains("the final parameters are those of the best evaluation"), "{text}");
+
+    // An export is the model, unless the last parameters are asked for; and never another file in its place.
+    let export = |more: &[&str]| {
+        let mut command = scene.command(&steadfast_tests::program("steadfast"));
+        command.args(["checkpoint", "export", "--data-dir", "data", "--to", "exported", "--force"]);
+        command.args(more).output().unwrap()
+    };
+    let sha256 = |output: &std::process::Output| {
+        Value::from(String::from_utf8_lossy(&output.stdout).trim_end())
+    };
+    let model = Path::new(summary["model"].as_str().unwrap());
+    assert_eq!(sha256(&export(&[])), summary["parameters_sha256"]);
+    assert_eq!(fs::read(scene.path("exported")).unwrap(), fs::read(model).unwrap());
+    let last = export(&["latest"]);
+    assert!(last.status.success() && sha256(&last) != summary["parameters_sha256"], "{last:?}");
+    for change in [|model: &Path| fs::write(model, "x"), |model: &Path| fs::remove_file(model)] {
+        change(model).unwrap();
+        let refused = export(&[]);
+        assert!(!refused.status.success(), "{refused:?}");
+        let text = String::from_utf8_lossy(&refused.stderr);
+        assert!(text.contains("`latest` in place of an id exports the last parameters"), "{text}");
+    }
 }
