@@ -126,6 +126,24 @@ impl JobArgs {
         self.choose(self.connect().await?).await
     }
 
+    /// Selects a job that does not run, to change its keys. If no run is active in the data directory, this process
+    /// serves its etcd data, and not a copy, until it exits; no run can begin meanwhile.
+    ///
+    /// # Errors
+    /// As [`JobArgs::find`].
+    pub async fn find_stopped(&self) -> Result<Job, Failure> {
+        match (self.connect().await, &self.data_dir) {
+            (Err(failure), Some(directory)) => match serve(directory.join("etcd")).await {
+                Some((endpoint, server)) => {
+                    tokio::spawn(server.serve(std::future::pending()));
+                    self.choose(self.connect_to(endpoint).await?).await
+                }
+                None => Err(failure),
+            },
+            (etcd, _) => self.choose(etcd?).await,
+        }
+    }
+
     /// Returns the connection options of the selected etcd.
     ///
     /// # Errors
@@ -183,14 +201,23 @@ async fn serve_stored_etcd(directory: &Path) -> Option<String> {
     let copy = tempfile::tempdir().ok()?;
     let (from, to) = (directory.join("etcd"), copy.path().to_owned());
     tokio::task::spawn_blocking(move || copy_files(&from, &to)).await.ok()?.ok()?;
-    let anywhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    let server = Server::bind(Config::new(anywhere, copy.path().to_owned())).await.ok()?;
-    let endpoint = format!("http://{}", server.local_addr());
+    let (endpoint, server) = serve(copy.path().to_owned()).await?;
     tokio::spawn(async move {
         let _keep_until_exit = copy;
         server.serve(std::future::pending()).await
     });
     Some(endpoint)
+}
+
+/// Binds a server of the etcd data in a directory to a free port of this machine. `None` if it has no data, or another
+/// process serves them.
+async fn serve(data: PathBuf) -> Option<(String, Server)> {
+    if !data.is_dir() {
+        return None;
+    }
+    let anywhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let server = Server::bind(Config::new(anywhere, data)).await.ok()?;
+    Some((format!("http://{}", server.local_addr()), server))
 }
 
 /// Copies the files of a directory, without subdirectories.

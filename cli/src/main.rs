@@ -11,6 +11,7 @@ mod drain;
 mod etcd;
 mod etcd_users;
 mod etcd_version;
+mod extend;
 
 mod job_args;
 mod job_master;
@@ -52,6 +53,7 @@ enum Command {
     Tasks(lists::TasksArgs),
     Scale(scale::ScaleArgs),
     Drain(drain::DrainArgs),
+    Extend(extend::ExtendArgs),
     Top(top::TopArgs),
     Checkpoint(checkpoint::CheckpointArgs),
     Convert(convert::ConvertArgs),
@@ -83,6 +85,7 @@ fn main() -> ExitCode {
             Command::Tasks(args) => lists::tasks(args).await,
             Command::Scale(args) => scale::run(args).await,
             Command::Drain(args) => drain::run(args).await,
+            Command::Extend(args) => extend::run(args).await,
             Command::Top(args) => top::run(args).await,
             Command::Checkpoint(args) => checkpoint::run(args).await,
             Command::Convert(args) => convert::run(args).await,

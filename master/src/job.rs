@@ -141,7 +141,7 @@ pub(crate) async fn check(
 ) -> Result<(), Failure> {
     let Some(held) = etcd.get_json::<AnyJobRecord>(&keys.job()).await? else { return Ok(()) };
     match request {
-        Some(request) if request.digest() != held.digest() => Err(conflict(keys, request, &held)),
+        Some(request) if !held.is_of(&request.digest()) => Err(conflict(keys, request, &held)),
         Some(_) | None => Ok(()),
     }
 }
@@ -243,6 +243,7 @@ async fn store_plan(request: &JobRequest, manifest: Manifest) -> Result<Job, Fai
         manifest: manifest.digest(),
         base: request.base.clone().filter(|_| spec.dataset.follow),
         start: describe_start(request).await?,
+        extensions: Vec::new(),
     };
     let store = open_store(&record)?;
     steadfast_data::store_manifest(&store, &manifest).await.map_err(data_failure)?;

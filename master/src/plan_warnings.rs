@@ -118,6 +118,7 @@ mod tests {
             manifest: manifest.digest(),
             base: None,
             start: None,
+            extensions: Vec::new(),
         };
         Job::new(record, manifest)
     }

@@ -137,6 +137,9 @@ pub async fn run_process(
                 warn!(%id, "lease lost: its work is reassigned; registering again");
                 readiness.set_not_ready("lease lost; waiting for etcd");
             }
+            Err(TrainError::Client(ClientError::Extended)) => {
+                info!(%id, "the job was extended; registering again");
+            }
             ending => {
                 ending?;
                 wait_after_completion(&args, &readiness, &shutdown).await;

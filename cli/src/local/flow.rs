@@ -157,7 +157,7 @@ async fn check_same_job(
     let keys = Keys::of_job(&spec.name);
     let Some(entry) = cluster.etcd.get(&keys.job()).await? else { return Ok(()) };
     let held: JobRecord = entry.json()?;
-    if held.digest == spec.digest() {
+    if held.is_of(&spec.digest()) {
         return Ok(());
     }
     let difference = spec.difference(&held.spec);
@@ -186,7 +186,7 @@ async fn check_same_job(
         ErrorKind::Conflict,
         format!(
             "the job `{}` exists with another spec ({difference}); give the new one another name{}, or, to \
-             start over, {}",
+             start over, {}; `steadfast extend` trains it further, and `[start]` begins a new one from its model",
             spec.name,
             if is_ours { " or another --data-dir" } else { "" },
             removal(&spec.name, &directory.shown(), is_ours)

@@ -43,6 +43,7 @@ pub struct Registration {
 #[derive(Debug)]
 pub struct Session {
     etcd: Etcd,
+    keys: Keys,
     lease: coord::Session,
     incarnation: Incarnation,
     job: JobRecord,
@@ -148,9 +149,9 @@ impl Registration {
         let key = keys.trainer(identity.trainer);
         let created = etcd.create(&key, &json(&record), lease.lease()).await?;
         let incarnation = Incarnation(created.map_err(|_| RegisterError::IdTaken)?);
-        let cluster = Arc::new(Cluster::join(&etcd, keys, identity.tls).await?);
+        let cluster = Arc::new(Cluster::join(&etcd, keys.clone(), identity.tls).await?);
         let master = Master::new(cluster.clone(), identity.trainer);
-        Ok(Session { etcd, lease, incarnation, job, layout, cluster, master })
+        Ok(Session { etcd, keys, lease, incarnation, job, layout, cluster, master })
     }
 }
 
@@ -172,9 +173,14 @@ impl Session {
     /// lack their initial values: see [`GenerationClient::initialize`].
     ///
     /// # Errors
-    /// If the job has ended, or a pserver's address is invalid.
+    /// If the job has ended or was extended, or a pserver's address is invalid.
     pub async fn join_generation(&self) -> Result<GenerationClient, ClientError> {
         let pserver_set = self.cluster.pserver_set().await?;
+        // A job that was extended has another end; it begins a generation, since it had ended.
+        let job: Option<JobRecord> = self.etcd.get_json(&self.keys.job()).await?;
+        if job.is_some_and(|job| job != self.job) {
+            return Err(ClientError::Extended);
+        }
         let pservers = Pservers::new(
             self.cluster.clone(),
             &pserver_set,

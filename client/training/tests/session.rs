@@ -55,6 +55,7 @@ impl Job {
             manifest: String::new(),
             base: None,
             start: None,
+            extensions: Vec::new(),
         };
         this.put(&this.keys.job(), &record).await;
         this

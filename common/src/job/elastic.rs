@@ -124,11 +124,11 @@ pub enum AnyJobRecord {
 }
 
 impl AnyJobRecord {
-    /// Returns the digest of the job's spec.
-    pub fn digest(&self) -> &str {
+    /// Returns whether a job file with this digest of its spec is that of the job.
+    pub fn is_of(&self, spec_digest: &str) -> bool {
         match self {
-            Self::Training(record) => &record.digest,
-            Self::Elastic(record) => &record.digest,
+            Self::Training(record) => record.is_of(spec_digest),
+            Self::Elastic(record) => record.digest == spec_digest,
         }
     }
 }

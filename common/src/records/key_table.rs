@@ -102,7 +102,7 @@ pub const KEYS: &[Key] = {
     use Condition::{Absent, Compared, Fenced, FencedByLauncher, FencedOnce};
     use Writer::{Agent, Master, Operator, Pserver, Trainer};
     &[
-        Key::new("job", "AnyJobRecord", Absent),
+        Key::new("job", "AnyJobRecord", Absent).by(&[Master, Operator]),
         Key::new("numerics", "String", Absent).by(&[Trainer]),
         Key::new("code", "CodeRecord", Compared).by(&[Trainer]),
         Key::new("master/lock", "LockRecord", Compared).leased(),
@@ -132,7 +132,7 @@ pub const KEYS: &[Key] = {
         Key::new("launch/lock", "LockRecord", Compared).by(&[Writer::Launcher]).leased(),
         Key::new("launch/state", "LauncherRecord", FencedByLauncher),
         Key::new("launch/hosts/<host>", "HostRecord", FencedByLauncher),
-        Key::new("result", "ResultRecord", FencedOnce),
+        Key::new("result", "ResultRecord", FencedOnce).by(&[Master, Operator]),
     ]
 };
 

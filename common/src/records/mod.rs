@@ -4,6 +4,7 @@ pub mod applied_records;
 pub mod code;
 pub mod contribution;
 pub mod course;
+pub mod extension;
 pub mod given_up;
 pub mod key_table;
 pub mod keys;
@@ -23,6 +24,7 @@ use crate::ids::{
     Attempt, Generation, Incarnation, Lane, Pass, RequestId, Slot, TaskId, TrainerId, Version,
 };
 use crate::job::spec::JobSpec;
+use crate::records::extension::Extension;
 use crate::records::given_up::{Discarded, PassRanges};
 use crate::records::position::Position;
 use crate::records::stream::LeftOut;
@@ -40,7 +42,7 @@ pub struct JobRecord {
     /// [`FORMAT`]
     pub format: u64,
     pub spec: JobSpec,
-    /// [`JobSpec::digest`] of `spec`.
+    /// [`JobSpec::digest`] of the spec that the job was created with.
     pub digest: String,
     /// URL of the store with dataset manifest, checkpoints and model.
     pub store: String,
@@ -53,6 +55,9 @@ pub struct JobRecord {
     /// The file of [`JobSpec::start`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start: Option<StartRecord>,
+    /// The extensions of the job; `spec` has the passes or steps after the last one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub extensions: Vec<Extension>,
 }
 
 /// Name of the object that holds the model of a job that has ended.

@@ -429,6 +429,7 @@ fn job(mode: &str, tasks: u32) -> Job {
         manifest: manifest.digest(),
         base: None,
         start: None,
+        extensions: Vec::new(),
     };
     Job::new(record, manifest)
 }

@@ -32,6 +32,7 @@ fn job(kind: OptimizerKind) -> JobRecord {
         manifest: "abc".to_owned(),
         base: None,
         start: None,
+        extensions: Vec::new(),
     }
 }
 

@@ -1,11 +1,13 @@
 //! Histories of training with one change: the check reports the broken rule at the right revision.
 
 use steadfast_audit::history::Rule;
-use steadfast_common::ids::{Attempt, Generation, Pass, RequestId, TaskId, TrainerId};
+use steadfast_common::ids::{Attempt, Generation, Pass, RequestId, TaskId, TrainerId, Version};
 use steadfast_common::job::schedule::task_order;
+use steadfast_common::records::extension::More;
 use steadfast_common::records::key_table::{KEYS, Key};
 use steadfast_common::records::{
-    CheckpointRecord, GenerationRecord, LockRecord, QueueRecord, ROLLED_BACK_TO, TaskRecord,
+    CheckpointRecord, GenerationRecord, JobRecord, LockRecord, QueueRecord, ROLLED_BACK_TO,
+    ResultRecord, TaskRecord,
 };
 use uuid::Uuid;
 
@@ -314,6 +316,50 @@ fn a_rewritten_checkpoint_or_generation_is_reported() {
         history.commit(vec![put(history.run.keys.checkpoint(&latest), &record)]);
         history.assert_reports(Rule::Once, "");
     }
+}
+
+/// I9: a job and its result are written once, but for an extension, which makes the job longer and deletes the result.
+#[test]
+fn only_an_extension_changes_a_job_and_deletes_its_result() {
+    let mut cases = 0;
+    for run in SYNC.iter().chain(&*ASYNC) {
+        let mut ended = History::whole(run);
+        let lock = run.keys.master_lock();
+        if ended.value::<LockRecord>(&lock).is_none() {
+            ended.txn(vec![put(&lock, &LockRecord { holder: Uuid::from_u128(1_000) })]);
+        }
+        let (job, result) = (run.keys.job(), run.keys.result());
+        let Some(record) = ended.value::<JobRecord>(&job).filter(|it| it.spec.passes.is_some())
+        else {
+            continue;
+        };
+        let Some(outcome) = ended.value::<ResultRecord>(&result) else { continue };
+        let longer = record.extended(More::Passes(2), Version(outcome.steps), 0).unwrap();
+        let mut extended = ended.clone();
+        extended.commit(vec![put(&job, &longer), (result.clone(), None)]);
+        extended.assert_clean();
+        extended.commit(vec![put(&result, &outcome)]);
+        extended.assert_clean();
+
+        let mut unrecorded = longer.clone();
+        unrecorded.extensions.clear();
+        let deletion = (result.clone(), None);
+        for wrong in [
+            vec![put(&job, &unrecorded), deletion.clone()],
+            vec![deletion],
+            vec![put(&job, &longer), put(&result, &outcome)],
+            vec![(job.clone(), None)],
+        ] {
+            let mut history = ended.clone();
+            history.commit(wrong);
+            history.assert_reports(Rule::Once, "changed after it was written");
+        }
+        let mut unlocked = ended.clone();
+        unlocked.txn(vec![put(&job, &longer), (result.clone(), None)]);
+        unlocked.assert_reports(Rule::Fence, "");
+        cases += 1;
+    }
+    assert!(10 < cases, "{cases} cases");
 }
 
 /// F19: a history whose beginning was compacted is checked from the state that etcd held then.

@@ -131,6 +131,15 @@ pub fn cuts(runs: &'static [Run], is_wanted: impl Fn(&History) -> bool) -> Vec<H
 }
 
 impl History {
+    /// Returns the history of a whole run. No master need act at its end.
+    pub fn whole(run: &'static Run) -> Self {
+        let revisions = &run.recording.revisions;
+        let (recorded, added, held) = (revisions.len(), Vec::new(), BTreeMap::new());
+        let mut history = Self { run, recorded, added, held };
+        revisions.iter().for_each(|revision| history.apply(revision));
+        history
+    }
+
     fn apply(&mut self, revision: &Revision) {
         for change in &revision.changes {
             match change.value {

@@ -12,6 +12,7 @@ mod edges;
 mod etcd_client;
 mod etcd_equivalence;
 mod evaluation;
+mod extend;
 mod faults;
 mod monitoring;
 mod object_store;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use steadfast_common::ids::Generation;
 use steadfast_common::records::key_table::Key;
 use steadfast_common::records::keys::Keys;
-use steadfast_common::records::{CheckpointRecord, GenerationRecord, ROLLED_BACK_TO};
+use steadfast_common::records::{CheckpointRecord, GenerationRecord, JobRecord, ROLLED_BACK_TO};
 
 use super::records::read;
 use super::{Change, HistoryReport, Revision, Rule};
@@ -19,6 +19,7 @@ pub(super) struct Keyspace<'a> {
     generation: Option<GenerationRecord>,
     checkpoints: BTreeMap<String, CheckpointRecord>,
     latest: Option<String>,
+    job: Option<JobRecord>,
 }
 
 struct Lock {
@@ -35,6 +36,7 @@ impl<'a> Keyspace<'a> {
             generation: None,
             checkpoints: BTreeMap::new(),
             latest: None,
+            job: None,
         };
         // Violations within the initial state are not reported.
         let mut unseen = HistoryReport::default();
@@ -61,9 +63,12 @@ impl<'a> Keyspace<'a> {
         });
         let pointer = self.keys.checkpoint_latest();
         let mut moved = false;
+        let extends = self.extends(revision);
         for change in &revision.changes {
             moved |= change.key == pointer;
-            self.check_once(at, change, report);
+            if !extends.contains(&change.key) {
+                self.check_once(at, change, report);
+            }
             self.apply(at, change, report);
         }
         self.check_rollback(revision, report);
@@ -144,6 +149,24 @@ impl<'a> Keyspace<'a> {
         }
     }
 
+    /// Returns the keys that a revision changes because it extends the job: the job, and its result, which is deleted.
+    fn extends(&self, revision: &Revision) -> Vec<String> {
+        let (job, result) = (self.keys.job(), self.keys.result());
+        let next =
+            revision.changes.iter().find(|it| it.key == job).and_then(|it| it.value.as_ref());
+        let next = next.and_then(|it| serde_json::from_str::<JobRecord>(it).ok());
+        let is_extended =
+            |next: &JobRecord| self.job.as_ref().is_some_and(|known| known.is_extended_to(next));
+        match next.is_some_and(|next| is_extended(&next)) {
+            false => Vec::new(),
+            true => {
+                let deletion = |it: &&Change| it.key == result && it.value.is_none();
+                let deleted = revision.changes.iter().find(deletion).map(|it| it.key.clone());
+                [job].into_iter().chain(deleted).collect()
+            }
+        }
+    }
+
     fn apply(&mut self, at: i64, change: &Change, report: &mut HistoryReport) {
         let key = &change.key;
         if *key == self.keys.master_lock() {
@@ -151,6 +174,9 @@ impl<'a> Keyspace<'a> {
                 .value
                 .clone()
                 .map(|holder| Lock { create_revision: change.create_revision, holder });
+        } else if *key == self.keys.job() {
+            let record = change.value.as_ref();
+            self.job = record.and_then(|it| serde_json::from_str(it).ok());
         } else if *key == self.keys.generation() {
             self.apply_generation(at, change, report);
         } else if *key == self.keys.checkpoint_latest() {

@@ -1,0 +1,144 @@
+//! `steadfast extend`: lets a job that has ended train further.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+use steadfast_common::error::ErrorKind;
+use steadfast_common::ids::Version;
+use steadfast_common::records::extension::More;
+use steadfast_common::records::{
+    CheckpointRecord, EvaluationRecord, JobOutcome, JobRecord, LockRecord, ResultRecord,
+};
+use steadfast_coord::{Leadership, Op, Session};
+use steadfast_host::time::unix_ms;
+use steadfast_process::{Failure, print_line};
+use tokio::time::{Instant, sleep};
+use uuid::Uuid;
+
+use crate::job_args::{Job, JobArgs};
+use crate::output::notice;
+
+/// Lifetime of the lock while this command holds it.
+const TTL: Duration = Duration::from_secs(10);
+
+/// How long the lock of a master that was killed may still be held.
+const LOCK_MAX: Duration = Duration::from_secs(30);
+
+/// How long an acting master may take to answer.
+const ANSWER_MAX: Duration = Duration::from_secs(2);
+
+/// Polling interval.
+const POLL_EVERY: Duration = Duration::from_millis(200);
+
+/// Let a job that has ended train further.
+///
+/// The job goes on from its last checkpoint when its processes are started again, with the same job file: after its
+/// last pass it has the parameters of a job that had this length from the beginning. Its result is deleted; a new one
+/// follows.
+#[derive(Debug, Args)]
+pub struct ExtendArgs {
+    /// Passes to add to those of the job.
+    #[arg(long, value_name = "N", required_unless_present = "steps", conflicts_with = "steps")]
+    passes: Option<u32>,
+    /// Steps to add, of a job that counts steps.
+    #[arg(long, value_name = "N")]
+    steps: Option<u64>,
+    #[command(flatten)]
+    job: JobArgs,
+}
+
+/// Extends the job; prints its new length to stdout.
+pub async fn run(args: ExtendArgs) -> Result<ExitCode, Failure> {
+    let more = match (args.passes, args.steps) {
+        (Some(passes @ 1..), _) => More::Passes(passes),
+        (None, Some(steps @ 1..)) => More::Steps(steps),
+        _ => return Err(Failure::invalid("--passes or --steps must be at least 1")),
+    };
+    let job = args.job.find_stopped().await?;
+    job.must_train("its program decides when it ends").await?;
+    let session = Session::open(&job.etcd, TTL).await?;
+    let extended = extend(&job, &session, more).await;
+    session.close(&job.etcd).await;
+    let record = extended?;
+    let (length, what) = match (record.spec.passes, record.spec.steps) {
+        (Some(passes), _) => (u64::from(passes), "passes"),
+        (None, steps) => (steps.unwrap_or_default(), "steps"),
+    };
+    notice(format_args!(
+        "steadfast: job {} has {length} {what} now; it goes on when its processes are started again",
+        job.name
+    ));
+    print_line(length);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Extends the job in the place of a master: under its lock, so that none acts meanwhile.
+async fn extend(job: &Job, session: &Session, more: More) -> Result<JobRecord, Failure> {
+    let mut leadership = acquire(job, session).await?;
+    let (etcd, keys) = (&job.etcd, &job.keys);
+    let record: JobRecord =
+        etcd.get_json(&keys.job()).await?.ok_or_else(|| not_found(job, "there is no such job"))?;
+    if record.spec.dataset.follow {
+        return Err(invalid(job, "it is a stream, which has no length"));
+    }
+    let result: Option<ResultRecord> = etcd.get_json(&keys.result()).await?;
+    if let Some(failed) = result.as_ref().filter(|it| it.state == JobOutcome::Failed) {
+        return Err(invalid(job, &failed.describe()));
+    }
+    let evaluation: Option<EvaluationRecord> = etcd.get_json(&keys.evaluation()).await?;
+    if evaluation.and_then(|it| it.course).is_some_and(|course| course.end.is_some()) {
+        let reason = "its evaluations ended it (`evaluation.patience`); a new job with `[start]` begins from its model";
+        return Err(invalid(job, reason));
+    }
+    let record = record
+        .extended(more, last_checkpoint(job).await?, unix_ms())
+        .map_err(|reason| invalid(job, &reason))?;
+    let mut ops = vec![Op::put(&keys.job(), &record)];
+    if result.is_some() {
+        ops.push(Op::delete(&keys.result()));
+    }
+    leadership.commit(etcd, &ops).await?;
+    Ok(record)
+}
+
+/// Returns the step of the latest checkpoint.
+async fn last_checkpoint(job: &Job) -> Result<Version, Failure> {
+    let latest: Option<String> = job.etcd.get_json(&job.keys.checkpoint_latest()).await?;
+    let id = latest.ok_or_else(|| not_found(job, "it has no checkpoint to go on from"))?;
+    let checkpoint: Option<CheckpointRecord> = job.etcd.get_json(&job.keys.checkpoint(&id)).await?;
+    let missing = || not_found(job, &format!("its checkpoint {id} does not exist any more"));
+    Ok(checkpoint.ok_or_else(missing)?.position.version)
+}
+
+/// Acquires the lock of the master; that of one that was killed expires.
+async fn acquire(job: &Job, session: &Session) -> Result<Leadership, Failure> {
+    let key = job.keys.master_lock();
+    let value = serde_json::to_vec(&LockRecord { holder: Uuid::new_v4() })
+        .map_err(|error| Failure::internal(format!("the lock: {error}")))?;
+    let (started, mut master) = (Instant::now(), job.master());
+    loop {
+        if let Ok(leadership) = Leadership::acquire(&job.etcd, session, &key, &value).await? {
+            return Ok(leadership);
+        }
+        let answers = tokio::time::timeout(ANSWER_MAX, master.status()).await;
+        if matches!(answers, Ok(Ok(_))) || LOCK_MAX < started.elapsed() {
+            let message = format!(
+                "job {} runs; stop its processes first, extend it, and start them again: it goes on from its last \
+                 checkpoint",
+                job.name
+            );
+            return Err(Failure::new(ErrorKind::Conflict, message));
+        }
+        sleep(POLL_EVERY).await;
+    }
+}
+
+fn invalid(job: &Job, reason: &str) -> Failure {
+    Failure::invalid(format!("job {} cannot be extended: {reason}", job.name))
+}
+
+fn not_found(job: &Job, reason: &str) -> Failure {
+    let message = format!("job {} cannot be extended: {reason}", job.name);
+    Failure::new(ErrorKind::NotFound, message)
+}
