@@ -64,7 +64,7 @@ pub fn records(
     RUNTIME.with(|runtime| {
         runtime.block_on(async {
             open(&spec.source[0])?.write(Bytes::copy_from_slice(file)).await?;
-            let manifest = plan(&spec, 0.0, None).await?;
+            let manifest = plan(&spec, &Default::default(), None).await?;
             let options = ReadOptions::new(&spec, &manifest);
             let mut all = Records::new(&options);
             for task in manifest.training_tasks() {

@@ -211,13 +211,12 @@ pub(crate) async fn open(
 
 async fn plan(request: &JobRequest, waits_for: &watch::Sender<String>) -> Result<Job, Failure> {
     let spec = &request.spec;
-    let fraction = spec.evaluation.fraction;
     if spec.dataset.follow {
         let base = request.base.as_deref();
         let manifest = stream::first_columns(&spec.dataset, base, waits_for).await?;
         return store_plan(request, manifest).await;
     }
-    let manifest = steadfast_data::plan(&spec.dataset, fraction, request.base.as_deref())
+    let manifest = steadfast_data::plan(&spec.dataset, &spec.evaluation, request.base.as_deref())
         .await
         .map_err(data_failure)?;
     info!(

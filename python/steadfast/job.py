@@ -90,7 +90,7 @@ class Job:
             "gradients": gradients,
             "tables": tables,
             "tasks": tasks,
-            "evaluation": evaluation,
+            "evaluation": _with_sources(evaluation),
             "checkpoint": checkpoint,
         }
         self._set(name, given, pathlib.Path.cwd())
@@ -115,6 +115,9 @@ class Job:
         source = keys.get("dataset", {}).get("source")
         if isinstance(source, list):
             keys["dataset"]["source"] = [_absolute(it, file.parent) for it in source]
+        evaluated = keys.get("evaluation", {}).get("source")
+        if isinstance(evaluated, list):
+            keys["evaluation"]["source"] = [_absolute(it, file.parent) for it in evaluated]
         if "model" in keys:
             keys["model"] = _with_absolute(keys["model"], "script", file.parent)
         if isinstance(keys.get("start"), dict):
@@ -154,6 +157,12 @@ def _start(given: Union[str, "os.PathLike[str]", Section, None]) -> Optional[Dic
     if given is None:
         return None
     return _with_absolute(given if isinstance(given, Mapping) else {"file": given}, "file")
+
+
+def _with_sources(section: Optional[Section]) -> Optional[Dict[str, Any]]:
+    if section is None:
+        return None
+    return {**section, "source": _sources(section["source"])} if "source" in section else dict(section)
 
 
 def _sources(given: Any) -> Any:

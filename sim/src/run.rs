@@ -260,10 +260,10 @@ impl<'a> Run<'a> {
             });
             let planned = async {
                 job.convert_data().await?;
-                let (dataset, held_out) = (&job.spec.dataset, job.spec.evaluation.fraction);
+                let (dataset, evaluation) = (&job.spec.dataset, &job.spec.evaluation);
                 match job.is_stream {
                     true => Ok(Manifest::default()),
-                    false => steadfast_data::plan(dataset, held_out, None).await,
+                    false => steadfast_data::plan(dataset, evaluation, None).await,
                 }
             };
             let manifest = planned.await;

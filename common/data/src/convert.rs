@@ -7,7 +7,7 @@ use futures::future::BoxFuture;
 use steadfast_common::ids::TaskId;
 use steadfast_common::job::columns::{Column, ColumnSpec, Element};
 use steadfast_common::job::dataset::{Manifest, ReadOptions};
-use steadfast_common::job::spec::{DataFormat, DatasetSpec};
+use steadfast_common::job::spec::{DataFormat, DatasetSpec, EvaluationSpec};
 use steadfast_store::{Created, Location, ObjectWriter};
 
 use crate::encode::Encoder;
@@ -61,7 +61,7 @@ pub fn convert<'a>(
 }
 
 async fn convert_all(spec: &DatasetSpec, target: &Target) -> Result<Converted, DataError> {
-    let mut manifest = plan(spec, 0.0, None).await?;
+    let mut manifest = plan(spec, &EvaluationSpec::default(), None).await?;
     widen(spec, &mut manifest.columns);
     // Refuses columns before anything is written.
     Encoder::new(target.format, &manifest.columns)?;

@@ -13,6 +13,12 @@ pub enum DataError {
     NoSource,
     #[error("the dataset has no records in {files} files, the first of which is {first}")]
     NoRecords { files: usize, first: String },
+    #[error("`evaluation.source` has no records in {files} files, the first of which is {first}")]
+    NoHeldOut { files: usize, first: String },
+    #[error(
+        "{file} is in `dataset.source` and in `evaluation.source`; records that are trained on tell nothing about others"
+    )]
+    HeldOutTwice { file: String },
     #[error("a task cannot have {value} records; use at least 1")]
     BadTaskSize { value: u32 },
     #[error("{tasks} tasks are too many; raise records_per_task")]
@@ -124,6 +130,8 @@ impl DataError {
             Self::Store(error) => error.kind(),
             Self::NoSource
             | Self::NoRecords { .. }
+            | Self::NoHeldOut { .. }
+            | Self::HeldOutTwice { .. }
             | Self::BadTaskSize { .. }
             | Self::TooManyTasks { .. }
             | Self::NothingToTrain { .. }

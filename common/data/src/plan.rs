@@ -4,9 +4,10 @@ use std::collections::HashSet;
 
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
+use steadfast_common::ids::TaskId;
 use steadfast_common::job::columns::ColumnSpec;
-use steadfast_common::job::dataset::{DataFile, Manifest};
-use steadfast_common::job::spec::{DataFormat, DatasetSpec};
+use steadfast_common::job::dataset::{Chunk, DataFile, Manifest};
+use steadfast_common::job::spec::{DataFormat, DatasetSpec, EvaluationSpec};
 use steadfast_common::records::stream::StreamFile;
 use steadfast_store::{Location, StoreError};
 
@@ -30,12 +31,30 @@ const FILES_AT_ONCE: usize = 8;
 /// once. Relative sources are resolved against `base` (a path or a URL), or the working directory.
 pub fn plan<'a>(
     spec: &'a DatasetSpec,
-    evaluation_fraction: f64,
+    evaluation: &'a EvaluationSpec,
     base: Option<&'a str>,
 ) -> BoxFuture<'a, Result<Manifest, DataError>> {
     let planning = async move {
-        let locations = source::files(spec, base).await?;
-        inspect_all(spec, evaluation_fraction, &locations, Manifest::default()).await
+        if spec.source.is_empty() {
+            return Err(DataError::NoSource);
+        }
+        let mut files = source::files(&spec.source, base).await?;
+        let training = files.len();
+        files.extend(source::files(&evaluation.source, base).await?);
+        let (trained, held_out) = files.split_at(training);
+        let is_trained = |file: &&Location| trained.iter().any(|it| it.url() == file.url());
+        if let Some(twice) = held_out.iter().find(is_trained) {
+            return Err(DataError::HeldOutTwice { file: twice.url().to_owned() });
+        }
+        let mut manifest = inspect_all(spec, &files, training, Manifest::default()).await?;
+        if evaluation.source.is_empty() {
+            manifest.hold_out(evaluation.fraction);
+        }
+        if manifest.held_out.len() == manifest.task_ends.len() {
+            let (tasks, fraction) = (manifest.task_count(), evaluation.fraction);
+            return Err(DataError::NothingToTrain { tasks, fraction });
+        }
+        Ok(manifest)
     };
     planning.boxed()
 }
@@ -57,7 +76,7 @@ pub fn plan_pass<'a>(
         // They are no columns of the files.
         columns.retain(|column| !spec.crosses.contains_key(&column.name));
         let columns = Manifest { features, columns, ..Manifest::default() };
-        let mut manifest = inspect_all(spec, 0.0, &locations, columns).await?;
+        let mut manifest = inspect_all(spec, &locations, locations.len(), columns).await?;
         for ((planned, listed), location) in manifest.files.iter_mut().zip(files).zip(&locations) {
             planned.modified_unix_s = Some(listed.modified_unix_ms / 1000);
             check_unchanged(location, planned).await?;
@@ -67,11 +86,12 @@ pub fn plan_pass<'a>(
     planning.boxed()
 }
 
-/// Plans files with the columns of `manifest`, or with those of the first file if it has none.
+/// Plans files with the columns of `manifest`, or with those of the first file if it has none. The first `training` files
+/// are trained on; the tasks of the others are held out.
 async fn inspect_all(
     spec: &DatasetSpec,
-    evaluation_fraction: f64,
     locations: &[Location],
+    training: usize,
     mut manifest: Manifest,
 ) -> Result<Manifest, DataError> {
     if spec.records_per_task == Some(0) {
@@ -91,10 +111,15 @@ async fn inspect_all(
         });
         shapes.push(file.shape);
     }
-    let records = shapes.iter().map(|shape| shape.records).sum();
-    if records == 0 {
-        let (files, first) = (manifest.files.len(), manifest.files[0].url.clone());
-        return Err(DataError::NoRecords { files, first });
+    let (trained, held_out) = shapes.split_at(training);
+    let count = |shapes: &[Shape]| shapes.iter().map(|shape| shape.records).sum::<u64>();
+    let first =
+        |from: usize| manifest.files.get(from).map_or_else(String::new, |it| it.url.clone());
+    if count(trained) == 0 {
+        return Err(DataError::NoRecords { files: training, first: first(0) });
+    }
+    if !held_out.is_empty() && count(held_out) == 0 {
+        return Err(DataError::NoHeldOut { files: held_out.len(), first: first(training) });
     }
     if spec.format == DataFormat::Libsvm && spec.columns.is_empty() && spec.categories.is_empty() {
         let first = &manifest.files[0].url;
@@ -103,18 +128,23 @@ async fn inspect_all(
     }
     let crosses = crosses::resolve(spec, &manifest.columns, &manifest.features)?;
     manifest.columns.extend(crosses);
-    let size = spec.records_per_task.unwrap_or_else(|| {
-        let size = task_size(records, shapes.iter().map(Shape::bytes).sum());
-        shapes.iter().map(Shape::task_size_min).fold(size, u32::max)
-    });
-    let tasks = split(&shapes, size)?;
+    // Held-out files change nothing about the tasks that are trained on.
+    let size = |shapes: &[Shape]| {
+        spec.records_per_task.unwrap_or_else(|| {
+            let size = task_size(count(trained), trained.iter().map(Shape::bytes).sum());
+            shapes.iter().map(Shape::task_size_min).fold(size, u32::max)
+        })
+    };
+    let tasks = split(trained, size(trained))?;
     manifest.chunks = tasks.chunks;
     manifest.task_ends = tasks.task_ends;
-    manifest.hold_out(evaluation_fraction);
-    if manifest.held_out.len() == manifest.task_ends.len() {
-        let tasks = manifest.task_count();
-        return Err(DataError::NothingToTrain { tasks, fraction: evaluation_fraction });
-    }
+    let tasks = split(held_out, size(held_out))?;
+    let (first_file, first_chunk) = (training as u32, manifest.chunks.len() as u32);
+    let chunks = tasks.chunks.into_iter();
+    manifest.chunks.extend(chunks.map(|it| Chunk { file: it.file + first_file, ..it }));
+    let first_task = manifest.task_count();
+    manifest.task_ends.extend(tasks.task_ends.iter().map(|end| end + first_chunk));
+    manifest.held_out = (first_task..manifest.task_count()).map(TaskId).collect();
     Ok(manifest)
 }
 

@@ -18,15 +18,12 @@ pub const ODD_NAME: &str = "its name cannot be part of a path: it is not UTF-8, 
 
 /// Expands the sources in order. The files of each source are sorted; duplicates are dropped.
 pub(crate) async fn files(
-    spec: &DatasetSpec,
+    sources: &[String],
     base: Option<&str>,
 ) -> Result<Vec<Location>, DataError> {
-    if spec.source.is_empty() {
-        return Err(DataError::NoSource);
-    }
     let mut files = Vec::new();
     let mut seen = BTreeSet::new();
-    for source in &spec.source {
+    for source in sources {
         let Expanded { locations, skipped } = expand(&resolve(source, base)).await?;
         for file in skipped {
             warn!(file, reason = ODD_NAME, "file skipped");

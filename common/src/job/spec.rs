@@ -510,6 +510,9 @@ pub struct EvaluationSpec {
     /// Share of the tasks that are held out, spread evenly over the dataset; 0 … 0.9.
     #[serde(default)]
     pub fraction: f64,
+    /// In place of a share: files whose records are all held out, as in [`DatasetSpec::source`], with the same columns.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub source: Vec<String>,
     /// Passes between evaluations; the model is always evaluated after the last pass.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub every_passes: Option<u32>,
@@ -535,6 +538,11 @@ impl EvaluationSpec {
     /// before.
     pub fn decides(&self) -> bool {
         self.patience.is_some() || self.keep == Keep::Best
+    }
+
+    /// Returns whether records are held out.
+    pub fn has_records(&self) -> bool {
+        0.0 < self.fraction || !self.source.is_empty()
     }
 }
 

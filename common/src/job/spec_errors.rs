@@ -155,10 +155,11 @@ impl JobSpec {
                 );
             }
         }
-        if 0.0 < self.evaluation.fraction {
+        if self.evaluation.has_records() {
             error(
                 "evaluation.fraction",
-                "a stream has no held-out records: `evaluation.fraction` must be 0 with `dataset.follow`"
+                "a stream has no held-out records: `evaluation.fraction` must be 0 with `dataset.follow`, and \
+                 `evaluation.source` absent"
                     .to_owned(),
             );
         }
@@ -240,6 +241,12 @@ impl JobSpec {
                 "`evaluation.fraction` must lie between 0 and 0.9",
             ));
         }
+        if 0.0 < self.evaluation.fraction && !self.evaluation.source.is_empty() {
+            errors.push(SpecError::new(
+                &["evaluation.fraction", "evaluation.source"],
+                "`evaluation.fraction` and `evaluation.source` are mutually exclusive; remove one",
+            ));
+        }
         if self.evaluation.every_passes == Some(0) {
             errors.push(SpecError::new(
                 &["evaluation.every_passes"],
@@ -261,8 +268,10 @@ impl JobSpec {
                 );
                 error(&[&key, "mode"], &text);
             }
-            if evaluation.fraction == 0.0 {
-                let text = format!("`{key}` needs held-out records: set `evaluation.fraction`");
+            if !evaluation.has_records() {
+                let text = format!(
+                    "`{key}` needs held-out records: set `evaluation.fraction` or `evaluation.source`"
+                );
                 error(&[&key, "evaluation.fraction"], &text);
             }
             if self.passes.is_none() {
@@ -571,6 +580,7 @@ mod tests {
         for sound in [
             "fraction = 0.1\npatience = 3\nmin_delta = 0.01",
             "fraction = 0.1\nkeep = 'best'",
+            "source = ['x.csv']\nkeep = 'best'",
             "fraction = 0.1\npatience = 1\nmonitor = 'metric'\ngoal = 'max'",
         ] {
             assert_eq!(errors("sync", sound), [""; 0], "{sound}");
@@ -579,6 +589,8 @@ mod tests {
             ("patience = 3", "`evaluation.patience` needs held-out records"),
             ("keep = 'best'", "`evaluation.keep` needs held-out records"),
             ("fraction = 0.1\npatience = 0", "`evaluation.patience` must be at least 1"),
+            ("fraction = 0.1\nsource = ['x.csv']", "`evaluation.source` are mutually exclusive"),
+            ("patience = 1", "set `evaluation.fraction` or `evaluation.source`"),
             (
                 "fraction = 0.1\npatience = 1\nmin_delta = -1",
                 "`evaluation.min_delta` must be finite",

@@ -66,6 +66,26 @@ fn the_best_parameters_are_evaluated_after_the_last_pass_too() {
     assert_eq!(best_pass(&summary), 6, "{summary}");
 }
 
+/// I10: a validation set of its own files is evaluated, and changes no bit of the parameters.
+#[test]
+fn held_out_files_are_evaluated_and_change_no_parameter() {
+    let scene = Scene::new();
+    let job = Job::small().with("fraction = 0.2", "fraction = 0.0");
+    let alone = Run::to_end(&scene, &job, "alone", &[]);
+    assert_eq!(alone["metric"], Value::Null);
+    let data = scene.path("held-out.parquet");
+    fs::copy(steadfast_tests::examples().join("data/digits.parquet"), &data).unwrap();
+    let source = format!("source = ['{}']\nkeep = \"best\"", data.display());
+    let evaluated =
+        Run::to_end(&scene, &job.clone().with("fraction = 0.0", &source), "evaluated", &[]);
+    assert!(evaluated["metric"].as_f64().unwrap() > 0.9, "{evaluated}");
+    let last = evaluated["best"]["pass"] == evaluated["passes"];
+    assert_eq!(evaluated["parameters_sha256"] == alone["parameters_sha256"], last, "{evaluated}");
+    let plain = job.with("fraction = 0.0", &format!("source = ['{}']", data.display()));
+    let plain = Run::to_end(&scene, &plain, "plain", &["--trainers", "3", "--pservers", "2"]);
+    assert_eq!(plain["parameters_sha256"], alone["parameters_sha256"]);
+}
+
 /// Without patience, a job trains to its last pass, and may keep the best parameters nevertheless.
 #[test]
 fn the_best_parameters_are_the_model_of_a_job_that_trains_to_its_end() {

@@ -11,7 +11,7 @@ use steadfast_data::{DataError, ErrorKind, plan, read};
 use crate::files::{Directory, Values, compressed_parquet, parquet, parquet_of, spec};
 
 async fn records(directory: &Directory, spec: &DatasetSpec) -> Result<Records, DataError> {
-    let manifest = plan(spec, 0.0, Some(directory.path())).await?;
+    let manifest = plan(spec, &Default::default(), Some(directory.path())).await?;
     read(&manifest, &ReadOptions::new(spec, &manifest), &manifest.chunks).await
 }
 
@@ -43,7 +43,9 @@ async fn the_planner_rejects_an_unsupported_codec_with_a_hint() {
     let (plain, numbers) = (parquet_of(&[1.0; 40], &[2.0; 40], 10), DataFormat::Parquet);
     directory.write_bytes("b.parquet", &relabeled(&plain, Compression::LZO));
     for (name, codec) in [("a.parquet", "Brotli"), ("b.parquet", "LZO")] {
-        let error = plan(&spec(numbers, &[name]), 0.0, Some(directory.path())).await.unwrap_err();
+        let error = plan(&spec(numbers, &[name]), &Default::default(), Some(directory.path()))
+            .await
+            .unwrap_err();
         let text = error.to_string();
         assert_eq!(error.kind(), ErrorKind::Permanent);
         for part in [name, codec, "column `x`", "zstd or snappy"] {
@@ -97,7 +99,8 @@ async fn differences_of_more_than_32_bits_are_rejected_by_the_planner() {
         ..spec(DataFormat::Parquet, &["a.parquet"])
     };
     for name in ["u", "i"] {
-        let error = plan(&of(name, "id"), 0.0, Some(directory.path())).await.unwrap_err();
+        let error =
+            plan(&of(name, "id"), &Default::default(), Some(directory.path())).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Permanent);
         let text = error.to_string();
         for part in ["a.parquet", &format!("column `{name}`"), "write it again with v1", "BIGINT"] {

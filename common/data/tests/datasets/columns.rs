@@ -37,7 +37,7 @@ pub async fn all(
         records_per_task,
         ..spec(format, &[file])
     };
-    let manifest = plan(&spec, 0.0, Some(directory.path())).await?;
+    let manifest = plan(&spec, &Default::default(), Some(directory.path())).await?;
     let options = ReadOptions::new(&spec, &manifest);
     let mut records = Records::new(&options);
     for task in manifest.training_tasks() {
@@ -224,7 +224,7 @@ async fn libsvm_gives_lists_to_python_and_features_to_built_in_models() {
         let features = features.into_iter().map(str::to_owned).collect();
         let label = "label".to_owned();
         let spec = DatasetSpec { features, label, ..spec(format, &["*.svm"]) };
-        let manifest = plan(&spec, 0.0, Some(directory.path())).await.unwrap();
+        let manifest = plan(&spec, &Default::default(), Some(directory.path())).await.unwrap();
         let options = ReadOptions::new(&spec, &manifest);
         let found = read(&manifest, &options, &manifest.chunks).await.unwrap();
         assert_eq!(found.features[..expected.len()], expected);
@@ -244,7 +244,7 @@ async fn built_in_models_read_numbers_of_every_format() {
     ] {
         let features = vec![features.to_owned()];
         let spec = DatasetSpec { features, label: label.to_owned(), ..spec(format, &[file]) };
-        let manifest = plan(&spec, 0.0, Some(directory.path())).await.unwrap();
+        let manifest = plan(&spec, &Default::default(), Some(directory.path())).await.unwrap();
         let options = ReadOptions::new(&spec, &manifest);
         let (chunks, last_chunk) = (&manifest.chunks, manifest.chunks.len() - 1);
         let found = read(&manifest, &options, &chunks[last_chunk..]).await.unwrap();
@@ -475,7 +475,7 @@ async fn categories_are_columns_beside_features_and_label() {
             records_per_task: Some(100),
             ..spec(format, &[file])
         };
-        let manifest = plan(&spec, 0.0, Some(directory.path())).await.unwrap();
+        let manifest = plan(&spec, &Default::default(), Some(directory.path())).await.unwrap();
         let options = ReadOptions::new(&spec, &manifest);
         let mut records = Records::new(&options);
         records.extend(&read(&manifest, &options, &manifest.chunks).await.unwrap());
@@ -509,7 +509,10 @@ async fn categories_are_columns_beside_features_and_label() {
         ..spec(DataFormat::Jsonl, &["f.jsonl"])
     };
     directory.write("f.jsonl", "{\"x\": 1.5, \"y\": 0}\n");
-    let error = plan(&fractions, 0.0, Some(directory.path())).await.unwrap_err().to_string();
+    let error = plan(&fractions, &Default::default(), Some(directory.path()))
+        .await
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("fractions are no categories"), "{error}");
 }
 
@@ -527,7 +530,7 @@ async fn large_unsigned_categories_are_the_integers_with_the_same_bits() {
         categories: vec!["user".to_owned()],
         ..spec(DataFormat::Parquet, &["a.parquet"])
     };
-    let manifest = plan(&spec, 0.0, Some(directory.path())).await.unwrap();
+    let manifest = plan(&spec, &Default::default(), Some(directory.path())).await.unwrap();
     let options = ReadOptions::new(&spec, &manifest);
     let found = read(&manifest, &options, &manifest.chunks).await.unwrap();
     assert_eq!(found.columns[0].values, Values::Int64(vec![-2, 5]));

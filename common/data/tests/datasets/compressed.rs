@@ -12,7 +12,7 @@ use steadfast_data::{DataError, ErrorKind, plan, read};
 
 /// All records of a dataset, task by task.
 async fn all(directory: &Directory, spec: &DatasetSpec) -> Result<(Manifest, Records), DataError> {
-    let manifest = plan(spec, 0.0, Some(directory.path())).await?;
+    let manifest = plan(spec, &Default::default(), Some(directory.path())).await?;
     let options = ReadOptions::new(spec, &manifest);
     let mut records = Records::default();
     for task in manifest.training_tasks() {
@@ -99,7 +99,7 @@ async fn a_damaged_or_truncated_compressed_file_is_one_permanent_error_that_name
         let (spec, name) = (spec(DataFormat::Csv, &[codec]), format!("/{codec}"));
         for length in [20, 1000, whole.len() / 2, whole.len() - 9, whole.len() - 1] {
             directory.write_bytes(codec, &whole[..length]);
-            let error = plan(&spec, 0.0, Some(directory.path())).await.unwrap_err();
+            let error = plan(&spec, &Default::default(), Some(directory.path())).await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Permanent);
             let message = error.to_string();
             assert!(
@@ -113,7 +113,9 @@ async fn a_damaged_or_truncated_compressed_file_is_one_permanent_error_that_name
             damaged[place] ^= 0xff;
             directory.write_bytes(codec, &damaged);
             // Without checksums, the default of zstd, the result may be other records.
-            let Err(error) = plan(&spec, 0.0, Some(directory.path())).await else { continue };
+            let Err(error) = plan(&spec, &Default::default(), Some(directory.path())).await else {
+                continue;
+            };
             assert_eq!(error.kind(), ErrorKind::Permanent, "{codec} {place}: {error}");
             assert!(error.to_string().contains(&name), "{codec} {place}: {error}");
         }
@@ -126,7 +128,7 @@ async fn a_compressed_file_that_changed_is_an_error() {
     let text = "x,y\n1,2\n";
     let spec = spec(DataFormat::Csv, &["a.csv.gz"]);
     directory.write_bytes("a.csv.gz", &gzip(format!("{text}3,4\n").as_bytes()));
-    let manifest = plan(&spec, 0.0, Some(directory.path())).await.unwrap();
+    let manifest = plan(&spec, &Default::default(), Some(directory.path())).await.unwrap();
     let mut shorter = gzip(text.as_bytes());
     shorter.resize(manifest.files[0].size_bytes as usize, 0);
     directory.write_bytes("a.csv.gz", &shorter);
@@ -145,7 +147,7 @@ async fn a_decompression_bomb_does_not_fill_the_memory() {
         directory.write_bytes(name, &file);
         let before = peak_kib();
         let spec = spec(DataFormat::Csv, &[name]);
-        let manifest = plan(&spec, 0.0, Some(directory.path())).await.unwrap();
+        let manifest = plan(&spec, &Default::default(), Some(directory.path())).await.unwrap();
         assert_eq!(manifest.training_records(), 600 * (256 << 10));
         let grown = peak_kib() - before;
         // Includes the memory of other tests in this process.
@@ -153,7 +155,7 @@ async fn a_decompression_bomb_does_not_fill_the_memory() {
         // A line longer than the limit.
         directory.write_bytes("line", &compress(&vec![b'1'; 100 << 20]));
         let options = DatasetSpec { source: vec!["line".to_owned()], ..spec.clone() };
-        let error = plan(&options, 0.0, Some(directory.path())).await.unwrap_err();
+        let error = plan(&options, &Default::default(), Some(directory.path())).await.unwrap_err();
         assert!(error.to_string().contains("first line does not end"), "{error}");
     }
 }

@@ -83,7 +83,7 @@ fn of_columns(format: DataFormat, source: &str, names: &[&str]) -> DatasetSpec {
 
 /// Reads as a job does.
 async fn all(spec: &DatasetSpec) -> Result<Records, DataError> {
-    let manifest = plan(spec, 0.0, None).await?;
+    let manifest = plan(spec, &Default::default(), None).await?;
     let options = ReadOptions::new(spec, &manifest);
     let mut records = Records::new(&options);
     for task in manifest.training_tasks() {

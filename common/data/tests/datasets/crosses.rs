@@ -21,7 +21,7 @@ fn crossed(file: &str, format: DataFormat, crosses: &[(&str, &[&str])]) -> Datas
 }
 
 async fn records(directory: &Directory, spec: &DatasetSpec) -> Result<Records, DataError> {
-    let manifest = plan(spec, 0.0, Some(directory.path())).await?;
+    let manifest = plan(spec, &Default::default(), Some(directory.path())).await?;
     let options = ReadOptions::new(spec, &manifest);
     let names: Vec<&str> = manifest.columns.iter().map(|column| &column.name[..]).collect();
     let mut all = Records::new(&options);

@@ -14,7 +14,7 @@ async fn records(
     records_per_task: Option<u32>,
 ) -> Result<Records, DataError> {
     let spec = DatasetSpec { records_per_task, ..spec(DataFormat::Parquet, &["a.parquet"]) };
-    let manifest = plan(&spec, 0.0, Some(directory.path())).await?;
+    let manifest = plan(&spec, &Default::default(), Some(directory.path())).await?;
     let options = ReadOptions::new(&spec, &manifest);
     let mut all = Records::default();
     for task in manifest.training_tasks() {
@@ -61,7 +61,9 @@ async fn a_damaged_page_index_does_not_mix_up_rows() {
         let mut damaged = file.clone();
         damaged[place as usize] ^= 6;
         directory.write_bytes("a.parquet", &damaged);
-        let Ok(manifest) = plan(&spec, 0.0, Some(directory.path())).await else { continue };
+        let Ok(manifest) = plan(&spec, &Default::default(), Some(directory.path())).await else {
+            continue;
+        };
         let options = ReadOptions::new(&spec, &manifest);
         for task in [1, 50, 98] {
             let chunks = manifest.chunks_of(TaskId(task));

@@ -50,7 +50,7 @@ async fn records(
         header,
         ..spec(format, &["f"])
     };
-    let manifest = plan(&spec, 0.0, Some(directory.path())).await?;
+    let manifest = plan(&spec, &Default::default(), Some(directory.path())).await?;
     let options = ReadOptions::new(&spec, &manifest);
     let mut found = Records::new(&options);
     for task in manifest.training_tasks() {

@@ -6,7 +6,9 @@ use steadfast_data::{DataError, ErrorKind, plan};
 use steadfast_store::open;
 
 async fn expect(directory: &Directory, format: DataFormat, source: &str, parts: &[&str]) {
-    let error = plan(&spec(format, &[source]), 0.0, Some(directory.path())).await.unwrap_err();
+    let error = plan(&spec(format, &[source]), &Default::default(), Some(directory.path()))
+        .await
+        .unwrap_err();
     let text = error.to_string();
     assert!(parts.iter().all(|part| text.contains(part)), "{text}; {parts:?}");
     assert_eq!(error.kind(), ErrorKind::Permanent);
@@ -26,7 +28,7 @@ async fn an_unexpected_separator_is_reported_with_a_hint() {
     directory.write("d.csv", "1;2;3\n4;5;6\n");
     let mut headless = spec(DataFormat::Csv, &["d.csv"]);
     headless.header = Header::Absent;
-    let error = plan(&headless, 0.0, Some(directory.path())).await.unwrap_err();
+    let error = plan(&headless, &Default::default(), Some(directory.path())).await.unwrap_err();
     assert!(matches!(error, DataError::Separator { .. }), "{error}");
 }
 

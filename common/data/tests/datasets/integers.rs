@@ -241,7 +241,7 @@ async fn a_feature_may_be_an_integer_that_float32_rounds() {
     {
         directory.write_bytes("f", &file(format, &[1 << 40, (1 << 40) + 1], written).0);
         let spec = spec(format, &["f"]);
-        let manifest = plan(&spec, 0.0, Some(directory.path())).await.unwrap();
+        let manifest = plan(&spec, &Default::default(), Some(directory.path())).await.unwrap();
         let options = ReadOptions::new(&spec, &manifest);
         let found = read(&manifest, &options, &manifest.chunks).await.unwrap();
         assert_eq!(found.features, [(1_u64 << 40) as f32; 2]);
@@ -261,7 +261,7 @@ async fn category_ids(
         types: types.collect(),
         ..spec(format, &["f"])
     };
-    let manifest = plan(&spec, 0.0, Some(directory.path())).await.unwrap();
+    let manifest = plan(&spec, &Default::default(), Some(directory.path())).await.unwrap();
     let options = ReadOptions::new(&spec, &manifest);
     let found: Records = read(&manifest, &options, &manifest.chunks).await.unwrap();
     let mut ids = Vec::new();
@@ -353,7 +353,7 @@ async fn indices_of_libsvm_may_have_64_bits() {
     {
         directory.write("f", &format!("1 7:0.5 4294967296:2 {last}:1\n"));
         let spec = categories("label");
-        let manifest = plan(&spec, 0.0, Some(directory.path())).await.unwrap();
+        let manifest = plan(&spec, &Default::default(), Some(directory.path())).await.unwrap();
         let options = ReadOptions::new(&spec, &manifest);
         let found = read(&manifest, &options, &manifest.chunks).await.unwrap();
         let bits = last.parse::<u64>().unwrap() as i64;
@@ -371,6 +371,7 @@ async fn indices_of_libsvm_may_have_64_bits() {
     assert!(refused.to_string().ends_with("`18446744073709551616` is not an index"), "{refused}");
     directory.write("f", "1 4294967297:1\n");
     let features = DatasetSpec { label: "label".to_owned(), ..spec(format, &["f"]) };
-    let refused = plan(&features, 0.0, Some(directory.path())).await.unwrap_err().to_string();
+    let refused =
+        plan(&features, &Default::default(), Some(directory.path())).await.unwrap_err().to_string();
     assert!(refused.contains("has 4294967297 features, and at most 16384"), "{refused}");
 }

@@ -8,7 +8,7 @@ use steadfast_data::{DataError, plan, read};
 use crate::files::{Directory, Values, parquet, spec};
 
 async fn records(directory: &Directory, spec: &DatasetSpec) -> Result<Records, DataError> {
-    let manifest = plan(spec, 0.0, Some(directory.path())).await?;
+    let manifest = plan(spec, &Default::default(), Some(directory.path())).await?;
     let options = ReadOptions::new(spec, &manifest);
     read(&manifest, &options, &manifest.chunks).await
 }

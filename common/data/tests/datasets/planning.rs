@@ -3,7 +3,7 @@
 use crate::files::{Directory, parquet_of, parquet_with_text, spec};
 use proptest::prelude::*;
 use steadfast_common::job::dataset::ReadOptions;
-use steadfast_common::job::spec::{DataFormat, Header};
+use steadfast_common::job::spec::{DataFormat, EvaluationSpec, Header};
 use steadfast_data::{DataError, ErrorKind, plan, read, stream_files};
 use steadfast_store::StoreError;
 
@@ -11,7 +11,7 @@ async fn error_of(
     directory: &Directory,
     spec: &steadfast_common::job::spec::DatasetSpec,
 ) -> DataError {
-    plan(spec, 0.0, Some(directory.path())).await.unwrap_err()
+    plan(spec, &Default::default(), Some(directory.path())).await.unwrap_err()
 }
 
 /// S004-15: an empty match is an error, not an empty job.
@@ -48,7 +48,7 @@ async fn files_keep_the_order_of_the_sources_and_appear_once() {
         directory.write(name, "x0,x1,y\n1,2,3\n");
     }
     let spec = spec(DataFormat::Csv, &["b/*.csv", "a.csv", "**/*.csv"]);
-    let manifest = plan(&spec, 0.0, Some(directory.path())).await.unwrap();
+    let manifest = plan(&spec, &Default::default(), Some(directory.path())).await.unwrap();
     let names: Vec<_> = manifest.files.iter().map(|f| f.url.rsplit('/').next().unwrap()).collect();
     assert_eq!(names, ["1.csv", "2.csv", "a.csv"]);
     assert!(manifest.files.iter().all(|f| f.url.starts_with("file:///") && f.size_bytes == 14));
@@ -75,7 +75,7 @@ async fn the_columns_of_all_files_must_fit_the_job() {
     directory.write("1.csv", "x0,x1,y\n1,2,3\n");
     directory.write("2.csv", "y,x1,x0\n30,20,10\n");
     let mut wanted = spec(DataFormat::Csv, &["*.csv"]);
-    let manifest = plan(&wanted, 0.0, Some(directory.path())).await.unwrap();
+    let manifest = plan(&wanted, &Default::default(), Some(directory.path())).await.unwrap();
     let options = ReadOptions::new(&wanted, &manifest);
     let records = read(&manifest, &options, &manifest.chunks).await.unwrap();
     assert_eq!(records.features, [1.0, 2.0, 10.0, 20.0]);
@@ -99,15 +99,63 @@ async fn a_text_column_is_rejected_by_the_schema() {
     assert!(matches!(error, DataError::NotNumeric { .. }), "{error}");
 }
 
+fn held_out(fraction: f64) -> EvaluationSpec {
+    EvaluationSpec { fraction, ..EvaluationSpec::default() }
+}
+
+/// A validation set of its own files changes nothing about the tasks that are trained on.
+#[tokio::test]
+async fn all_records_of_held_out_files_are_held_out() {
+    let directory = Directory::new();
+    let rows = |from: u32, to: u32| {
+        let rows = (from..to).map(|row| format!("{row},{row},0\n"));
+        format!("x0,x1,y\n{}", rows.collect::<String>())
+    };
+    directory.write("train-0.csv", &rows(0, 5));
+    directory.write("train-1.csv", &rows(5, 9));
+    directory.write("test-0.csv", &rows(100, 103));
+    directory.write("test-1.csv", &rows(103, 108));
+    let mut spec = spec(DataFormat::Csv, &["train-*.csv"]);
+    spec.records_per_task = Some(2);
+    let base = Some(directory.path());
+    let alone = plan(&spec, &EvaluationSpec::default(), base).await.unwrap();
+    let of = |source: &str| EvaluationSpec { source: vec![source.to_owned()], ..held_out(0.0) };
+    let manifest = plan(&spec, &of("test-*.csv"), base).await.unwrap();
+    let tasks = alone.task_count();
+    assert_eq!(manifest.training_tasks(), alone.training_tasks());
+    assert_eq!(manifest.chunks[..alone.chunks.len()], alone.chunks);
+    assert_eq!(manifest.held_out.first().map(|it| it.0), Some(tasks));
+    let options = ReadOptions::new(&spec, &manifest);
+    let mut labels = Vec::new();
+    for task in &manifest.held_out {
+        let records = read(&manifest, &options, manifest.chunks_of(*task)).await.unwrap();
+        labels.extend(records.features.chunks(2).map(|features| features[0] as u32));
+    }
+    assert_eq!(labels, (100..108).collect::<Vec<_>>());
+
+    let twice = plan(&spec, &of("*-1.csv"), base).await.unwrap_err();
+    assert!(matches!(twice, DataError::HeldOutTwice { .. }), "{twice}");
+    directory.write("empty.csv", "x0,x1,y\n");
+    let empty = plan(&spec, &of("empty.csv"), base).await.unwrap_err();
+    assert!(matches!(empty, DataError::NoHeldOut { files: 1, .. }), "{empty}");
+    directory.write("other.csv", "x0,x2,y\n1,2,3\n");
+    let other = plan(&spec, &of("other.csv"), base).await.unwrap_err();
+    assert!(
+        matches!(other, DataError::ColumnsDiffer { .. } | DataError::UnknownColumn { .. }),
+        "{other}"
+    );
+    assert!(plan(&spec, &of("nothing-*.csv"), base).await.is_err());
+}
+
 #[tokio::test]
 async fn a_dataset_without_training_tasks_is_rejected() {
     let directory = Directory::new();
     directory.write("a.csv", "x0,x1,y\n1,2,3\n1,2,3\n1,2,3\n1,2,3\n");
     let mut spec = spec(DataFormat::Csv, &["a.csv"]);
     spec.records_per_task = Some(1);
-    let manifest = plan(&spec, 0.5, Some(directory.path())).await.unwrap();
+    let manifest = plan(&spec, &held_out(0.5), Some(directory.path())).await.unwrap();
     assert_eq!((manifest.held_out.len(), manifest.training_records()), (2, 2));
-    let error = plan(&spec, 1.0, Some(directory.path())).await.unwrap_err();
+    let error = plan(&spec, &held_out(1.0), Some(directory.path())).await.unwrap_err();
     assert!(matches!(error, DataError::NothingToTrain { tasks: 4, .. }), "{error}");
     spec.records_per_task = Some(0);
     let error = error_of(&directory, &spec).await;
@@ -175,7 +223,7 @@ async fn a_header_longer_than_the_first_read_is_read() {
     directory.write("a.csv", &format!("{},y\n{}1\n", names.join(","), "0,".repeat(20_000)));
     let mut spec = spec(DataFormat::Csv, &["a.csv"]);
     spec.features = vec!["pixel_*".to_owned()];
-    let manifest = plan(&spec, 0.0, Some(directory.path())).await.unwrap();
+    let manifest = plan(&spec, &Default::default(), Some(directory.path())).await.unwrap();
     assert_eq!(manifest.features.len(), 20_000);
 }
 
@@ -186,7 +234,7 @@ async fn planning_and_reading_are_send() {
     directory.write("a.csv", "x0,x1,y\n1,2,3\n");
     let (spec, base) = (spec(DataFormat::Csv, &["a.csv"]), directory.path().to_owned());
     let job = tokio::spawn(async move {
-        let manifest = plan(&spec, 0.0, Some(&base)).await.unwrap();
+        let manifest = plan(&spec, &Default::default(), Some(&base)).await.unwrap();
         let options = ReadOptions::new(&spec, &manifest);
         read(&manifest, &options, &manifest.chunks).await.unwrap().len()
     });
@@ -226,7 +274,7 @@ proptest! {
         let (feature, label) = if header == Header::Present { ("x", "y") } else { ("1", "2") };
         (spec.features, spec.label) = (vec![feature.to_owned()], label.to_owned());
         runtime().block_on(async {
-            let manifest = plan(&spec, 0.0, Some(directory.path())).await.unwrap();
+            let manifest = plan(&spec, &Default::default(), Some(directory.path())).await.unwrap();
             let options = ReadOptions::new(&spec, &manifest);
             let mut found = Vec::new();
             for task in manifest.training_tasks() {
@@ -249,7 +297,7 @@ async fn a_file_whose_name_cannot_be_a_path_is_skipped_by_datasets_and_streams()
     directory.write("b\n.csv", "x0,y\n1,2\n");
     directory.write("._a.csv", "no data");
     let spec = spec(DataFormat::Csv, &["*.csv"]);
-    let manifest = plan(&spec, 0.0, Some(directory.path())).await.unwrap();
+    let manifest = plan(&spec, &Default::default(), Some(directory.path())).await.unwrap();
     assert_eq!(manifest.files.len(), 1);
     let listing = stream_files(&spec, Some(directory.path())).await.unwrap();
     assert_eq!(listing.files.len(), 1);

@@ -14,7 +14,7 @@ use steadfast_store::StoreError;
 
 /// All records of a dataset, task by task.
 async fn all(spec: &DatasetSpec, base: Option<&str>) -> Result<(Manifest, Records), DataError> {
-    let manifest = plan(spec, 0.0, base).await?;
+    let manifest = plan(spec, &Default::default(), base).await?;
     let options = ReadOptions::new(spec, &manifest);
     let mut records = Records::default();
     for task in manifest.training_tasks() {
@@ -72,7 +72,7 @@ async fn rows_within_a_large_row_group_are_found_page_by_page() {
         directory.write_bytes("a.parquet", &large_parquet(&values, index));
         let mut spec = spec(DataFormat::Parquet, &["a.parquet"]);
         spec.records_per_task = Some(7000);
-        let manifest = plan(&spec, 0.0, Some(directory.path())).await.unwrap();
+        let manifest = plan(&spec, &Default::default(), Some(directory.path())).await.unwrap();
         let options = ReadOptions::new(&spec, &manifest);
         for task in [0, 1, 50, 99] {
             let records =
@@ -238,7 +238,7 @@ async fn a_changed_or_deleted_file_is_an_error() {
     let records = "x,y\n1,1\n2,2\n";
     directory.write("a.csv", records);
     let spec = spec(DataFormat::Csv, &["a.csv"]);
-    let manifest = plan(&spec, 0.0, Some(directory.path())).await.unwrap();
+    let manifest = plan(&spec, &Default::default(), Some(directory.path())).await.unwrap();
     let options = ReadOptions::new(&spec, &manifest);
     let chunks = manifest.chunks_of(TaskId(0));
     read(&manifest, &options, chunks).await.unwrap();
@@ -270,7 +270,7 @@ async fn chunks_outside_of_their_file_are_an_error() {
     directory.write("a.csv", "x,y\n1,1\n2,2\n");
     for (format, name) in [(DataFormat::Parquet, "a.parquet"), (DataFormat::Csv, "a.csv")] {
         let spec = spec(format, &[name]);
-        let manifest = plan(&spec, 0.0, Some(directory.path())).await.unwrap();
+        let manifest = plan(&spec, &Default::default(), Some(directory.path())).await.unwrap();
         let options = ReadOptions::new(&spec, &manifest);
         let good = Chunk { file: 0, start: 4, end: 8, first_record: 0, records: 4 };
         let bad = [
@@ -295,7 +295,7 @@ async fn a_truncated_parquet_file_is_never_read_as_complete() {
     let spec = spec(DataFormat::Parquet, &["a.parquet"]);
     for length in (0..whole.len()).step_by(97) {
         directory.write_bytes("a.parquet", &whole[..length]);
-        let error = plan(&spec, 0.0, Some(directory.path())).await.unwrap_err();
+        let error = plan(&spec, &Default::default(), Some(directory.path())).await.unwrap_err();
         assert!(matches!(error, DataError::BadFile { .. }), "{length}: {error}");
         assert_eq!(error.kind(), ErrorKind::Permanent);
     }

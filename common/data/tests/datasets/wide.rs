@@ -35,7 +35,7 @@ async fn a_wide_parquet_file_takes_time_in_proportion_to_its_columns() {
 
 async fn expect_in_time(directory: &Directory, spec: &DatasetSpec) {
     let begin = Instant::now();
-    let manifest = plan(spec, 0.0, Some(directory.path())).await.unwrap();
+    let manifest = plan(spec, &Default::default(), Some(directory.path())).await.unwrap();
     let planned = begin.elapsed();
     let options = ReadOptions::new(spec, &manifest);
     let records = read(&manifest, &options, &manifest.chunks).await.unwrap();
