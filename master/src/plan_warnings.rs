@@ -1,12 +1,21 @@
-//! Warnings about the division of a dataset into tasks: too few leave trainers idle, and small ones cost time.
+//! Warnings about a plan: too few tasks leave trainers idle, small ones cost time, and steps without a learning rate
+//! change nothing.
 
+use std::collections::BTreeSet;
+
+use steadfast_common::ids::Pass;
 use steadfast_common::job::dataset::Manifest;
+use steadfast_common::job::learning_rate::learning_rate;
+use steadfast_common::job::schedule::LaneSchedule;
 use steadfast_common::job::spec::{JobSpec, Mode};
 
 use crate::job::Job;
 
 /// Minimum tasks for each lane or trainer, and mini-batches in each task; below it there is a warning.
 const ENOUGH: u64 = 4;
+
+/// The part of a job's steps, one in so many, that may have a learning rate of 0 without a warning.
+const IDLE_PART: u64 = 50;
 
 pub(crate) fn of_plan(spec: &JobSpec, manifest: &Manifest) -> Vec<String> {
     let tasks = manifest.training_tasks().len() as u64;
@@ -25,7 +34,33 @@ pub(crate) fn of_plan(spec: &JobSpec, manifest: &Manifest) -> Vec<String> {
              evaluation; lower dataset.records_per_task, or raise evaluation.fraction"
         ));
     }
+    warnings.extend(no_rate(spec, manifest));
     warnings
+}
+
+/// Checks that the learning rate is not 0 long before a synchronous job ends: its steps would change nothing.
+fn no_rate(spec: &JobSpec, manifest: &Manifest) -> Option<String> {
+    if spec.mode == Mode::Async {
+        return None;
+    }
+    let of_pass = || LaneSchedule::of(spec, manifest, Pass(0)).steps(&BTreeSet::new());
+    let steps = match (spec.steps, spec.passes) {
+        (Some(steps), _) => steps,
+        (None, passes) => u64::from(passes?).saturating_mul(of_pass()),
+    };
+    let is_zero = |step: u64| learning_rate(&spec.learning_rate, step) == 0.0;
+    let (mut last, mut zero) = (0, steps.checked_sub(1).filter(|step| is_zero(*step))?);
+    while last + 1 < zero {
+        let middle = last.midpoint(zero);
+        *(if is_zero(middle) { &mut zero } else { &mut last }) = middle;
+    }
+    let idle = steps - zero;
+    (steps < IDLE_PART * idle).then(|| {
+        format!(
+            "the learning rate is 0 from step {zero} on, and the last {idle} of {steps} steps change nothing; raise \
+             learning_rate.decay_steps, or set learning_rate.end"
+        )
+    })
 }
 
 /// Returns the warning that the tasks are too few for this number of trainers. Only an asynchronous job has it: how
@@ -158,5 +193,35 @@ mod tests {
         // Micro-batches go on in the next task.
         let sync = spec("", "records_per_task = 32", "[sync]\nlanes = 2\nmicro_batch = 16");
         assert_eq!(of_plan(&sync, &manifest(100, 32)), [""; 0]);
+    }
+
+    /// A schedule that ends long before the job leaves steps that change nothing.
+    #[test]
+    fn steps_without_a_learning_rate_are_a_warning() {
+        let rate = |rate: &str| {
+            spec(
+                "seed = 1",
+                "",
+                &format!("[sync]\nlanes = 8\nmicro_batch = 4\n[learning_rate]\n{rate}"),
+            )
+        };
+        // 32 tasks of 100 records: 8 lanes of 400, and so 100 steps.
+        let manifest = manifest(32, 100);
+        for (rate_of, idle) in [
+            ("schedule = 'cosine'\ndecay_steps = 100", None),
+            ("schedule = 'cosine'\ndecay_steps = 20\nend = 0.001", None),
+            ("schedule = 'linear'\ndecay_steps = 99", None),
+            (
+                "schedule = 'linear'\ndecay_steps = 20\nwarmup_steps = 10",
+                Some("30 on, and the last 70"),
+            ),
+            ("schedule = 'cosine'\ndecay_steps = 20", Some("20 on, and the last 80")),
+        ] {
+            let found = of_plan(&rate(&format!("base = 0.1\n{rate_of}")), &manifest);
+            assert_eq!(found.len(), idle.iter().len(), "{rate_of}: {found:?}");
+            let text =
+                idle.map_or_else(String::new, |idle| format!("from step {idle} of 100 steps"));
+            assert!(found.concat().contains(&text), "{rate_of}: {found:?}");
+        }
     }
 }

@@ -6,6 +6,7 @@ pub mod dataset;
 pub mod durations;
 pub mod elastic;
 pub mod job_file;
+pub mod learning_rate;
 pub mod models;
 pub mod optimizer_errors;
 pub mod parameter_groups;

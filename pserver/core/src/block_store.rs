@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use steadfast_common::ids::{Lane, Pass, Slot};
+use steadfast_common::job::learning_rate::learning_rate;
 use steadfast_common::job::spec::OptimizerSpec;
 use steadfast_common::records::applied_records::AppliedRecords;
 use steadfast_common::records::position::Position;
@@ -19,7 +20,6 @@ use steadfast_pserver_storage::StorageError;
 
 use crate::buffer_pool::BufferPool;
 use crate::contribution::ValidatedBlock;
-use crate::learning_rate::learning_rate;
 use crate::optimizer::Optimizer;
 use crate::rules::Rules;
 use crate::tables::{Obsolete, RowUpdate, TableRows, Tables, TablesSnapshot};

@@ -6,7 +6,6 @@ pub mod block_store;
 pub mod buffer_pool;
 pub mod contribution;
 pub mod lane_sum;
-pub mod learning_rate;
 pub mod optimizer;
 pub mod rules;
 pub mod shard;

@@ -8,6 +8,7 @@ use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use steadfast_common::ids::Pass;
+use steadfast_common::job::learning_rate::learning_rate;
 use steadfast_common::job::spec::LearningRateSpec;
 use steadfast_common::tensor::layout::{Layout, TableParam};
 use steadfast_common::tensor::row_ids::RowIds;
@@ -16,7 +17,6 @@ use steadfast_pserver_storage::{
     RowCounts, RowStore, RowsSnapshot, SnapshotRow, StorageError, Usage,
 };
 
-use crate::learning_rate::learning_rate;
 use crate::optimizer::{Optimizer, State};
 use crate::rules::Rules;
 use crate::update::{Mean, squares};

@@ -4,13 +4,13 @@
 
 use std::f64::consts::PI;
 
-use steadfast_common::job::spec::{Interpolation, LearningRateSpec, Schedule};
+use crate::job::spec::{Interpolation, LearningRateSpec, Schedule};
 
 /// Returns the rate of update number `step`, counted from 0, with all its factors.
 ///
 /// A warm-up of `w` steps rises linearly to the rate with which the schedule begins, which its last step reaches: step
 /// `s` has `(s + 1) / w` of it, which avoids a first step with a rate of zero. The schedule begins after the
-/// warm-up. `spec` has passed [validation](steadfast_common::job::optimizer_errors::learning_rate).
+/// warm-up. `spec` has passed [validation](crate::job::optimizer_errors::learning_rate).
 pub fn learning_rate(spec: &LearningRateSpec, step: u64) -> f32 {
     let rate = warmed_up(spec, f64::from(spec.base), step);
     let factors = spec.factors.iter().map(|factor| warmed_up(factor, 1.0, step));
@@ -99,7 +99,7 @@ fn looked_up(spec: &LearningRateSpec, elapsed: u64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use steadfast_common::job::optimizer_errors;
+    use crate::job::optimizer_errors;
 
     use super::*;
 
