@@ -38,7 +38,7 @@ use crate::activity::SharedActivity;
 use crate::course::Evaluations;
 use crate::current::Current;
 use crate::metrics::Metrics;
-use crate::start::Start;
+use crate::start;
 use crate::tasks::{TaskError, Tasks};
 
 /// Ranges of a table that are read at the same time: few enough that they are polled in order, which simulations need,
@@ -52,7 +52,6 @@ pub struct Context {
     pub model: Arc<dyn Model>,
     pub tasks: Arc<Tasks>,
     pub store: Location,
-    pub start: Option<Start>,
     pub metrics: Metrics,
     pub activity: SharedActivity,
     /// The parameters, for the program in whose process this trainer runs.
@@ -206,9 +205,7 @@ impl Context {
     async fn initial_values(&self) -> Result<Vec<f32>, TrainError> {
         let mut parameters = Parameters::zeros(self.layout().clone());
         in_place(|| self.model.initialize(self.spec().seed, &mut parameters))?;
-        if let Some(start) = &self.start {
-            start.read(self.layout(), parameters.values_mut()).await?;
-        }
+        start::overwrite(self.session.job(), self.layout(), parameters.values_mut()).await?;
         Ok(parameters.into_values())
     }
 

@@ -36,7 +36,6 @@ use crate::course::Evaluations;
 use crate::current::Current;
 use crate::dataset::Dataset;
 use crate::metrics::Metrics;
-use crate::start::Start;
 use crate::sync_loop;
 use crate::tasks::Tasks;
 
@@ -297,7 +296,6 @@ impl Program<'_> {
         }
         check_tables(spec, &parameters)?;
         check_records(spec, &manifest, model.min_records())?;
-        let start = Start::open(job, &parameters).await?;
         let options = ReadOptions::new(&spec.dataset, &manifest);
         let in_use = match spec.mode {
             // A micro-batch may begin and end in the middle of a task.
@@ -322,7 +320,6 @@ impl Program<'_> {
             model,
             tasks: Arc::new(tasks),
             store,
-            start,
             metrics: self.metrics.clone(),
             activity: self.activity.clone(),
             current: self.current.clone(),

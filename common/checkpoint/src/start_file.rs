@@ -37,6 +37,9 @@ pub enum StartError {
          back, or give the job another name"
     )]
     Changed { url: String, found: String, expected: String },
+    /// The file and the parameters do not fit together.
+    #[error("{0}")]
+    Unfit(String),
     #[error("`start.file`: {0}")]
     Store(StoreError),
 }
@@ -53,6 +56,7 @@ impl StartError {
             | Self::Dtype { .. }
             | Self::NotFinite { .. }
             | Self::Changed { .. }
+            | Self::Unfit(_)
             | Self::Store(_) => ErrorKind::Invalid,
         }
     }
