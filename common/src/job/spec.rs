@@ -185,6 +185,7 @@ pub enum Header {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StartSpec {
     /// Path or URL of a safetensors file. A relative path is resolved against the directory of the job file.
+    #[serde(default)]
     pub file: String,
     /// Names in the file by names of parameters, where they differ. One `*` on both sides stands for the same text.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]

@@ -85,7 +85,7 @@ impl JobSpec {
         self.dataset_errors(&mut errors);
         self.model_errors(&mut errors);
         let start = self.start.iter().flat_map(StartSpec::errors);
-        errors.extend(start.map(|text| SpecError::new(&["start"], text)));
+        errors.extend(start.map(|(key, text)| SpecError::new(&[key], text)));
         self.interval_errors(&mut errors);
         self.course_errors(&mut errors);
         self.gradient_errors(&mut errors);

@@ -22,21 +22,21 @@ pub struct StartPlan {
 }
 
 impl StartSpec {
-    /// Returns the errors of the settings themselves.
-    pub fn errors(&self) -> Vec<String> {
+    /// Returns the errors of the settings themselves, with their keys.
+    pub fn errors(&self) -> Vec<(&'static str, String)> {
         let mut errors = Vec::new();
         if self.file.is_empty() {
-            errors.push(
-                "`start.file` is empty; give the path or URL of a safetensors file".to_owned(),
-            );
+            let text = "`start.file` is missing; give the path or URL of a safetensors file";
+            errors.push(("start.file", text.to_owned()));
         }
         let stars = |text: &str| text.matches('*').count();
         let uneven =
             |(ours, theirs): &(&String, &String)| 1 < stars(ours) || stars(ours) != stars(theirs);
         if let Some((ours, theirs)) = self.names.iter().find(uneven) {
-            errors.push(format!(
+            let text = format!(
                 "`start.names`: `{ours}` = `{theirs}` must have one `*` on both sides, or none"
-            ));
+            );
+            errors.push(("start.names", text));
         }
         errors
     }
@@ -160,6 +160,7 @@ fn shown(texts: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job::job_file;
     use crate::tensor::table::Initial;
 
     fn parameters() -> Vec<ParamSpec> {
@@ -177,7 +178,7 @@ mod tests {
 
     fn planned(start: &str, tensors: &[(&str, &[usize])]) -> Result<StartPlan, String> {
         let start: StartSpec = toml::from_str(&format!("file = 'a'\n{start}")).unwrap();
-        assert_eq!(start.errors(), Vec::<String>::new());
+        assert_eq!(start.errors(), []);
         start.plan(&parameters(), &file(tensors))
     }
 
@@ -226,6 +227,23 @@ mod tests {
         assert!(error.contains("both `b*` and `body.*` match"), "{error}");
         let error = planned("new = ['*']", WHOLE).unwrap_err();
         assert!(error.starts_with("no parameter starts from the file"), "{error}");
+    }
+
+    #[test]
+    fn the_keys_of_the_section_are_checked_one_by_one() {
+        let job = |start: &str| {
+            job_file::parse(&format!(
+                "name = 'x'\npasses = 1\n[dataset]\nsource = ['x']\nformat = 'csv'\nfeatures = ['x']\n\
+                 label = 'y'\n[model]\nkind = 'linear'\n[start]\n{start}"
+            ))
+        };
+        let spec = job("new = ['head.*']\nfile = 'a'\n[start.names]\n'*' = 'module.*'").unwrap();
+        let start = spec.start.unwrap();
+        assert_eq!((start.file.as_str(), start.new.len(), start.names.len()), ("a", 1, 1));
+        let error = job("new = ['head.*']").unwrap_err().to_string();
+        assert!(error.starts_with("`start.file` is missing"), "{error}");
+        let error = job("file = 'a'\nnames = { 'a*' = 'b' }").unwrap_err().to_string();
+        assert!(error.starts_with("`start.names`: `a*` = `b`"), "{error}");
     }
 
     #[test]
