@@ -138,11 +138,13 @@ fn column(py: Python<'_>, column: Column) -> PyResult<Bound<'_, PyAny>> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Write {
     Replace,
+    /// Parameters without an array keep their values.
+    Overwrite,
     Add,
 }
 
-/// Writes the arrays in `given`, one for each parameter by name, to `to`. Parameters without an array (or
-/// with `None`) count as zero.
+/// Writes the arrays in `given`, one for each parameter by name, to `to`. Unless `write` says
+/// otherwise, parameters without an array (or with `None`) count as zero.
 ///
 /// # Errors
 /// If an array has an unknown name, another shape, or a type that does not convert to float32.
@@ -191,7 +193,7 @@ pub fn write_to(
         }
         let from = array.as_slice().map_err(|error| PyValueError::new_err(error.to_string()))?;
         let mut put = || match write {
-            Write::Replace => to.copy_from_slice(from),
+            Write::Replace | Write::Overwrite => to.copy_from_slice(from),
             Write::Add => to.iter_mut().zip(from).for_each(|(to, from)| *to += from),
         };
         if BYTES_WITH_GIL < size_of_val(from) {

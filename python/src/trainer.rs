@@ -282,11 +282,11 @@ impl Trainer {
     ) -> PyResult<Parameters> {
         let given = self.initial.lock().expect("no holder panics");
         let given = given.as_ref().map(|values| values.bind(py).clone());
-        let values = match given {
-            Some(values) => values,
-            None => self.model(py)?.call_method1("initialize", (seed,))?,
-        };
+        let values = self.model(py)?.call_method1("initialize", (seed,))?;
         arrays::write_to(py, &dict_of(&values)?, &mut parameters, Write::Replace)?;
+        if let Some(given) = given {
+            arrays::write_to(py, &dict_of(&given)?, &mut parameters, Write::Overwrite)?;
+        }
         Ok(parameters)
     }
 }

@@ -106,8 +106,8 @@ class Trainer:
         gradients. Rows of tables begin as their ``initial`` says.
 
         Args:
-            values: An array for each parameter, by name and in its shape, that converts to float32; a missing
-                name, or ``None``, begins with zeros. Arrays are read when they are needed. The loop ends with
+            values: An array for each parameter, by name and in its shape, that converts to float32; one with a
+                missing name, or ``None``, begins as ``Model.initialize`` says. Arrays are read when they are needed. The loop ends with
                 :class:`SteadfastError` if one has another name or shape.
 
         Raises:

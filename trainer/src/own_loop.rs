@@ -240,25 +240,24 @@ impl Trainer {
             match self.requests.recv() {
                 Ok(Request::Work(work)) => return Ok(Some(work)),
                 Ok(Request::Initialize { model, seed, mut parameters, reply }) => {
-                    let initialized = match self.initial.borrow().as_ref() {
-                        Some(values) => {
-                            values(&mut parameters);
-                            Ok(())
+                    let initialized = model.initialize(seed, &mut parameters);
+                    reply.send(initialized.map(|()| {
+                        if let Some(change) = self.initial.borrow().as_ref() {
+                            change(&mut parameters);
                         }
-                        None => model.initialize(seed, &mut parameters),
-                    };
-                    reply.send(initialized.map(|()| parameters));
+                        parameters
+                    }));
                 }
                 Err(_) => return self.running.join().map(|()| None),
             }
         }
     }
 
-    /// Sets the values with which training begins, in place of [`Model::initialize`]. They have an effect only in a
-    /// job that has not begun, and only if the master elects this trainer as the initializer: all trainers of a job
-    /// set the same values. Call it before the first [`Trainer::next_work`].
-    pub fn set_parameters(&self, values: impl Fn(&mut Parameters) + 'static) {
-        *self.initial.borrow_mut() = Some(Box::new(values));
+    /// Changes the values with which training begins, which are those of [`Model::initialize`] before. This has an effect
+    /// only in a job that has not begun, and only if the master elects this trainer as the initializer: all trainers of
+    /// a job set the same values. Call it before the first [`Trainer::next_work`].
+    pub fn set_parameters(&self, change: impl Fn(&mut Parameters) + 'static) {
+        *self.initial.borrow_mut() = Some(Box::new(change));
     }
 
     /// Pulls the parameters of the job, as [`Current::pull`] does.
