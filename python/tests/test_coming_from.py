@@ -1,0 +1,75 @@
+"""The blocks of docs/coming-from-pytorch.md: job files are parsed, code runs."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import sys
+
+import numpy as np
+import pytest
+import safetensors.torch
+import steadfast
+import torch
+from steadfast import _native
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "coming-from-pytorch.md").read_text()
+LIMIT_SECONDS = 120
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.S)
+
+
+def job_file(*sections: str) -> str:
+    """The first block, with other sections."""
+    return "\n".join([blocks("toml")[0], *sections])
+
+
+def code(directory: pathlib.Path) -> None:
+    """Writes each block of code to the file that its first line names."""
+    for text in blocks("python"):
+        name = re.match(r"# (\w+\.py)\n", text)
+        assert name, text
+        (directory / name[1]).write_text(text)
+
+
+@pytest.mark.parametrize("section", blocks("toml")[1:])
+def test_each_section_of_the_page_is_part_of_a_job_file(section: str) -> None:
+    _native.toml_to_json(job_file(section))
+    _native.job_file(_native.toml_to_json(job_file(section)))
+
+
+def test_a_model_is_pretrained_converted_and_fine_tuned_as_the_page_says(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S004-48: what the blocks of the page say together."""
+    code(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    data = (ROOT / "examples" / "data" / "digits.parquet").as_posix()
+    sections = [it for it in blocks("toml")[1:] if "schedule" not in it and "[start]" not in it]
+    first = job_file(*sections).replace("examples/data/digits.parquet", data).replace("passes = 20", "passes = 3")
+    (tmp_path / "digits.toml").write_text(first)
+    job = steadfast.Job.from_file(tmp_path / "digits.toml")
+    with steadfast.local(job, data_dir=tmp_path / "first", progress=False) as run:
+        summary = run.wait(LIMIT_SECONDS)
+        trained = run.model("torch")
+    assert summary["metric"] > 0.5, summary
+
+    import convert
+
+    torch.save(trained, tmp_path / "pretrained.pt")
+    convert.convert(tmp_path / "pretrained.pt", tmp_path / "pretrained.safetensors")
+    (tuning,) = [it for it in blocks("toml") if "[start]" in it]
+    second = job_file(tuning).replace("examples/data/digits.parquet", data).replace("passes = 20", "passes = 1")
+    (tmp_path / "tuned.toml").write_text(second.replace('name = "digits"', 'name = "tuned"'))
+    job = steadfast.Job.from_file(tmp_path / "tuned.toml")
+    with steadfast.local(job, data_dir=tmp_path / "second", progress=False) as run:
+        run.wait(LIMIT_SECONDS)
+        tuned = run.model("numpy")
+    for name, values in tuned.items():
+        is_same = np.array_equal(values, trained[name].numpy())
+        assert is_same == name.startswith("body."), name
+    assert set(safetensors.torch.load_file(tmp_path / "pretrained.safetensors")) == set(tuned)
+    sys.modules.pop("convert")
