@@ -10,10 +10,11 @@ use steadfast_common::records::extension::More;
 use steadfast_common::records::{
     CheckpointRecord, EvaluationRecord, JobOutcome, JobRecord, LockRecord, ResultRecord,
 };
+use steadfast_common::status::format::plural;
 use steadfast_coord::{Leadership, Op, Session};
 use steadfast_host::time::unix_ms;
 use steadfast_process::{Failure, print_line};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use uuid::Uuid;
 
 use crate::job_args::{Job, JobArgs};
@@ -22,8 +23,8 @@ use crate::output::notice;
 /// Lifetime of the lock while this command holds it.
 const TTL: Duration = Duration::from_secs(10);
 
-/// How long the lock of a master that was killed may still be held.
-const LOCK_MAX: Duration = Duration::from_secs(30);
+/// How long processes that were killed may still be registered.
+const REGISTERED_MAX: Duration = Duration::from_secs(30);
 
 /// How long an acting master may take to answer.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
@@ -111,22 +112,32 @@ async fn last_checkpoint(job: &Job) -> Result<Version, Failure> {
     Ok(checkpoint.ok_or_else(missing)?.position.version)
 }
 
-/// Acquires the lock of the master; that of one that was killed expires.
+/// Acquires the lock of the master while no process takes part in the job; keys of those that were killed expire.
+///
+/// A trainer that takes part knows the old length, and goes on with it in the generation that it is in. If none takes
+/// part, another generation begins, and a trainer that joins it compares the job with the one that it has read.
 async fn acquire(job: &Job, session: &Session) -> Result<Leadership, Failure> {
-    let key = job.keys.master_lock();
+    let (etcd, keys) = (&job.etcd, &job.keys);
     let value = serde_json::to_vec(&LockRecord { holder: Uuid::new_v4() })
         .map_err(|error| Failure::internal(format!("the lock: {error}")))?;
-    let (started, mut master) = (Instant::now(), job.master());
+    let (started, mut master, mut held) = (Instant::now(), job.master(), None);
     loop {
-        if let Ok(leadership) = Leadership::acquire(&job.etcd, session, &key, &value).await? {
+        if held.is_none() {
+            held = Leadership::acquire(etcd, session, &keys.master_lock(), &value).await?.ok();
+        }
+        let pservers = etcd.list(&keys.ps_prefix()).await?.entries.len();
+        let trainers = etcd.list(&keys.trainers_prefix()).await?.entries.len();
+        if let Some(leadership) = held.take_if(|_| pservers + trainers == 0) {
             return Ok(leadership);
         }
-        let answers = tokio::time::timeout(ANSWER_MAX, master.status()).await;
-        if matches!(answers, Ok(Ok(_))) || LOCK_MAX < started.elapsed() {
+        let acts = async { matches!(timeout(ANSWER_MAX, master.status()).await, Ok(Ok(_))) };
+        if REGISTERED_MAX < started.elapsed() || (held.is_none() && acts.await) {
             let message = format!(
-                "job {} runs; stop its processes first, extend it, and start them again: it goes on from its last \
-                 checkpoint",
-                job.name
+                "job {} runs ({}, {}); stop its processes first, extend it, and start them again: it goes on from its \
+                 last checkpoint",
+                job.name,
+                plural(pservers, "pserver"),
+                plural(trainers, "trainer"),
             );
             return Err(Failure::new(ErrorKind::Conflict, message));
         }

@@ -93,7 +93,7 @@ fn a_job_that_cannot_be_extended_stays_as_it_is() {
     let scene = Scene::new();
     let mut run = Run::start_in(&scene, &Job::long(), "running", &[]);
     run.until_step(10);
-    assert_refused(&extend(&scene, "running", &["--passes", "1"]), 4, "runs; stop its processes");
+    assert_refused(&extend(&scene, "running", &["--passes", "1"]), 4, "stop its processes first");
     run.finish();
 
     let ended = Run::to_end(&scene, &Job::small(), "ended", &[]);
