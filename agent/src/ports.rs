@@ -1,9 +1,8 @@
 //! Free ports for the workers of a round.
 
-use std::net::{Ipv4Addr, TcpListener};
-
 use serde::{Deserialize, Serialize};
 use steadfast_host::random;
+use steadfast_net::HeldPort;
 use steadfast_process::Failure;
 
 /// Ports below those that the kernel gives to outgoing connections, so that no connection takes a port
@@ -27,7 +26,7 @@ pub(crate) struct NodePorts {
 #[derive(Debug)]
 pub(crate) struct HeldPorts {
     pub ports: NodePorts,
-    _listeners: Vec<TcpListener>,
+    _held: Vec<HeldPort>,
 }
 
 impl HeldPorts {
@@ -42,13 +41,13 @@ impl HeldPorts {
         workers: u32,
         master: Option<u16>,
     ) -> Result<Self, Failure> {
-        let mut listeners = Vec::new();
+        let mut held = Vec::new();
         let mut free = || {
             for _ in 0..TRIES {
                 let offset = random::seed() % u64::from(PORTS.end - PORTS.start);
                 let port = PORTS.start + offset as u16;
-                if let Ok(listener) = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)) {
-                    listeners.push(listener);
+                if let Ok(taken) = HeldPort::take(port) {
+                    held.push(taken);
                     return Ok(port);
                 }
             }
@@ -69,7 +68,7 @@ impl HeldPorts {
             None => (0..workers).map(|_| free()).collect::<Result<_, _>>()?,
         };
         let ports = NodePorts { host: host.to_owned(), workers, master };
-        Ok(Self { ports, _listeners: listeners })
+        Ok(Self { ports, _held: held })
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod channel;
 mod connect;
+mod held_port;
 pub mod incoming;
 pub mod peers;
 mod port;
@@ -19,6 +20,7 @@ mod unix;
 use std::time::Duration;
 
 pub use channel::{Channel, connect_once};
+pub use held_port::HeldPort;
 pub use port::{Port, SimulatedPort};
 pub use probe::{Probe, probe};
 pub use simulated::{Network, SimulatedChannel, enter, simulated};
