@@ -147,6 +147,13 @@ pub struct RunArgs {
     pub command: Vec<OsString>,
 }
 
+impl RunArgs {
+    /// Returns the name of the job.
+    pub(crate) fn job(&self) -> &str {
+        self.rdzv_id.as_deref().unwrap_or("standalone")
+    }
+}
+
 fn workers(text: &str) -> Result<u32, String> {
     let processors = || std::thread::available_parallelism().map_or(1, |it| it.get() as u32);
     match text {

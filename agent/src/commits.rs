@@ -8,11 +8,19 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{MemfdFlags, memfd_create};
 use steadfast_process::Failure;
 
-/// Two buffers in anonymous memory.
+/// Two buffers, of which one holds the last commit.
 #[derive(Debug)]
 pub(crate) struct Commits {
-    buffers: [OwnedFd; 2],
+    buffers: [CommitBuffer; 2],
     last: Option<Commit>,
+}
+
+/// Memory for one commit. It is freed when this is dropped.
+#[derive(Debug)]
+pub struct CommitBuffer {
+    /// The path at which workers open it.
+    path: String,
+    _memory: Option<OwnedFd>,
 }
 
 /// A commit, and the buffer that holds it.
@@ -23,29 +31,40 @@ pub(crate) struct Commit {
     pub bytes: u64,
 }
 
-impl Commits {
-    /// Allocates both buffers.
+impl CommitBuffer {
+    /// Allocates anonymous memory, which other processes of the same user can open.
     ///
     /// # Errors
     /// If the system refuses the memory.
-    pub fn new() -> Result<Self, Failure> {
-        let create = || {
-            memfd_create("steadfast-commit", MemfdFlags::CLOEXEC)
-                .map_err(|error| Failure::io("cannot allocate memory for commits", &error.into()))
-        };
-        Ok(Self { buffers: [create()?, create()?], last: None })
+    pub(crate) fn allocate() -> Result<Self, Failure> {
+        let memory = memfd_create("steadfast-commit", MemfdFlags::CLOEXEC)
+            .map_err(|error| Failure::io("cannot allocate memory for commits", &error.into()))?;
+        let path = format!("/proc/{}/fd/{}", std::process::id(), memory.as_raw_fd());
+        Ok(Self { path, _memory: Some(memory) })
+    }
+
+    /// Returns the buffer at a path of a simulated machine.
+    pub fn simulated(path: String) -> Self {
+        Self { path, _memory: None }
+    }
+}
+
+impl Commits {
+    /// Starts with two empty buffers.
+    pub fn new(buffers: [CommitBuffer; 2]) -> Self {
+        Self { buffers, last: None }
     }
 
     /// Returns the path at which a worker writes its next commit.
     pub fn begin(&self) -> String {
-        let paths = self.buffers.each_ref().map(path);
+        let paths = self.buffers.each_ref().map(|buffer| buffer.path.clone());
         let is_free = |path: &&String| self.last.as_ref().is_none_or(|last| last.path != **path);
         paths.iter().find(is_free).cloned().unwrap_or_default()
     }
 
     /// Keeps a commit that was written. One of another buffer, or an older one, does not count.
     pub fn end(&mut self, commit: Commit) {
-        let is_known = self.buffers.iter().any(|buffer| path(buffer) == commit.path);
+        let is_known = self.buffers.iter().any(|buffer| buffer.path == commit.path);
         let is_newer = self.last.as_ref().is_none_or(|last| last.number <= commit.number);
         if is_known && is_newer {
             self.last = Some(commit);
@@ -57,19 +76,18 @@ impl Commits {
     }
 }
 
-/// Returns the path at which other processes of the same user open a buffer.
-fn path(buffer: &OwnedFd) -> String {
-    format!("/proc/{}/fd/{}", std::process::id(), buffer.as_raw_fd())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn commits() -> Commits {
+        Commits::new([CommitBuffer::allocate().unwrap(), CommitBuffer::allocate().unwrap()])
+    }
+
     /// S001-38: a worker that dies while it writes a commit leaves the one before.
     #[test]
     fn the_last_commit_is_never_overwritten() {
-        let mut commits = Commits::new().unwrap();
+        let mut commits = commits();
         let first = commits.begin();
         std::fs::write(&first, "one").unwrap();
         commits.end(Commit { path: first.clone(), number: 1, bytes: 3 });
@@ -84,7 +102,7 @@ mod tests {
 
     #[test]
     fn a_commit_of_another_file_or_an_older_one_does_not_count() {
-        let mut commits = Commits::new().unwrap();
+        let mut commits = commits();
         let path = commits.begin();
         commits.end(Commit { path: "/etc/passwd".to_owned(), number: 9, bytes: 3 });
         assert_eq!(commits.last(), None);

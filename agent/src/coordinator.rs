@@ -18,6 +18,7 @@ use steadfast_coord::{CoordError, Etcd, EtcdOptions};
 use steadfast_etcd::{Config, Server};
 use steadfast_host::random;
 use steadfast_host::task::{Task, spawn};
+use steadfast_host::time::{sleep, timeout};
 use steadfast_master::{ElasticRequest, Request};
 use steadfast_process::{
     Failure, LogArgs, LogIdentity, Shutdown, advertised_host, host_of, init_logging, job_name,
@@ -269,11 +270,11 @@ impl Coordinator {
         let leaving = async {
             let etcd = Etcd::connect(&options).await?;
             while !etcd.list(&prefix).await?.entries.is_empty() {
-                tokio::time::sleep(LEAVE_CHECK).await;
+                sleep(LEAVE_CHECK).await;
             }
             Ok::<(), CoordError>(())
         };
-        match tokio::time::timeout(LEAVE_TIMEOUT, leaving).await {
+        match timeout(LEAVE_TIMEOUT, leaving).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => warn!(%error, "cannot see whether agents have left"),
             Err(_) => warn!("some agents did not leave in time"),
@@ -284,7 +285,7 @@ impl Coordinator {
     pub async fn end(self) {
         self.shutdown.trigger();
         if let Some(master) = self.master {
-            let _ = tokio::time::timeout(END_TIMEOUT, master).await;
+            let _ = timeout(END_TIMEOUT, master).await;
         }
         self.etcd.abort();
     }

@@ -7,10 +7,10 @@
 
 use std::time::Duration;
 
+use steadfast_host::time::timeout;
 use steadfast_process::Shutdown;
 use steadfast_supervise::Signal;
 use tokio::io::{AsyncRead, AsyncReadExt, stdin};
-use tokio::time::timeout;
 use tracing::info;
 
 /// Time between two bytes.

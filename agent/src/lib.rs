@@ -9,6 +9,10 @@
 //! ```
 //!
 //! Workers that use `steadfast.elastic` are told of changes and stay ([`worker_service`]); others are restarted.
+//!
+//! [`run`] is the whole agent of this machine. [`run_process`] is the part that a simulation runs as well, over
+//! [`WorkerProcesses`]; without it are the signals, the connection to a launcher, the search for the program, and the
+//! coordinator of `--standalone`.
 
 mod args;
 mod commits;
@@ -21,13 +25,19 @@ pub mod launcher_link;
 mod metrics;
 mod notices;
 mod ports;
+mod processes;
 mod program;
 mod rounds;
 mod run;
 mod streams;
+mod supervised;
 mod worker_service;
 
 pub use args::RunArgs;
+pub use commits::CommitBuffer;
 pub use coordinator::{Coordinator, CoordinatorSettings, RendezvousArgs, rendezvous};
+pub use job_end::Ended;
 pub use notices::pass_on;
-pub use run::{connect_to_etcd, run};
+pub use processes::{WorkerProcesses, WorkerStart};
+pub use run::{connect_to_etcd, run, run_process};
+pub use steadfast_agent_core::round::WorkerExit;

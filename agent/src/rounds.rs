@@ -2,29 +2,28 @@
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
-use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures::FutureExt;
 use steadfast_agent_core::round::{
-    self, Action, Answer, End, Group, Input, Limits, Next, Over, RoundMachine, View, WorkerExit,
+    self, Action, Answer, End, Group, Input, Limits, Next, Over, RoundMachine, View,
 };
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::Round;
 use steadfast_elastic_client::{Change, Exited, NodeError, NodeSession, RoundOver, until_over};
+use steadfast_host::time::{Instant, interval, sleep, sleep_until, timeout};
 use steadfast_process::{Failure, Shutdown};
 use steadfast_proto::v1::NodeReport;
-use steadfast_supervise::{Exit, Signal, WorkerSet};
-use tokio::time::{Instant, interval, sleep, sleep_until, timeout};
 use tracing::{error, info, warn};
 
 use crate::args::RunArgs;
 use crate::environment::RoundPlacement;
-use crate::job_end::WORKERS_FAILED;
+use crate::job_end::Ended;
 use crate::metrics::{Counts, RunResult};
 use crate::ports::HeldPorts;
-use crate::run::{Agent, describe, end_signal, failure, join, prefix, start_failure, unseen};
+use crate::processes::WorkerProcesses;
+use crate::run::{Agent, describe, failure, join};
 use crate::worker_service::WorkerService;
 
 /// How long workers may take to write their stacks.
@@ -43,8 +42,8 @@ const HANG_CHECK: Duration = Duration::from_millis(200);
 const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// The workers of this node.
-struct Workers {
-    set: WorkerSet,
+struct Workers<'p, P> {
+    processes: &'p mut P,
     rounds: RoundMachine,
     /// When the grace ends, once this node leaves.
     end_by: Option<Instant>,
@@ -59,7 +58,11 @@ struct Surroundings<'a> {
 
 impl Agent<'_> {
     /// Runs one round after the other.
-    pub async fn rounds(&mut self, shutdown: &Shutdown) -> Result<ExitCode, Failure> {
+    pub async fn rounds<P: WorkerProcesses>(
+        &mut self,
+        processes: &mut P,
+        shutdown: &Shutdown,
+    ) -> Result<Ended, Failure> {
         let limits = Limits {
             restarts_max: self.args.max_restarts,
             reset_timeout: self.args.reset_timeout,
@@ -67,25 +70,25 @@ impl Agent<'_> {
             hang_timeout: self.args.hang_timeout,
         };
         let rounds = RoundMachine::new(limits);
-        let mut workers = Workers { set: WorkerSet::default(), rounds, end_by: None };
+        let mut workers = Workers { processes, rounds, end_by: None };
         let ended = self.rounds_of(&mut workers, shutdown).await;
         // First, so that the others know why their collectives fail while the workers here end.
         self.membership.leave().await;
-        let left = workers.end_by.map(|by| by.saturating_duration_since(Instant::now()));
-        workers.set.stop_by(end_signal(shutdown), left.unwrap_or(self.args.grace)).await;
+        let left = workers.end_by.map_or(self.args.grace, Instant::remaining);
+        workers.processes.stop(left).await;
         ended
     }
 
-    async fn rounds_of(
+    async fn rounds_of<P: WorkerProcesses>(
         &mut self,
-        workers: &mut Workers,
+        workers: &mut Workers<'_, P>,
         shutdown: &Shutdown,
-    ) -> Result<ExitCode, Failure> {
+    ) -> Result<Ended, Failure> {
         loop {
             self.readiness.set_not_ready("joins a round");
             let joined = tokio::select! {
                 biased;
-                () = shutdown.drain() => return Ok(shutdown.exit_code()),
+                () = shutdown.drain() => return Ok(Ended::Interrupted),
                 joined = self.join_beside(workers) => joined,
             };
             let (placement, held) = match joined {
@@ -103,7 +106,7 @@ impl Agent<'_> {
             }
             match ended {
                 End::Stay => {}
-                End::Restart => self.stop(workers, shutdown).await,
+                End::Restart => self.stop(workers).await,
                 End::Succeeded => {
                     self.counts.note_run(RunResult::Success);
                     let exit = self.membership.exit(self.args.exit_barrier_timeout);
@@ -111,7 +114,7 @@ impl Agent<'_> {
                         biased;
                         () = shutdown.drain() => {
                             self.note_success(placement.record.round).await;
-                            return Ok(shutdown.exit_code());
+                            return Ok(Ended::Interrupted);
                         }
                         exited = exit => exited.map_err(|error| failure(&error))?,
                     };
@@ -123,28 +126,28 @@ impl Agent<'_> {
                 End::Exhausted => return Ok(self.give_up().await),
                 End::JobEnded => return self.job_ended().await,
                 End::Refused { kind, message } => return Err(Failure { kind, message }),
-                End::Interrupted => return Ok(shutdown.exit_code()),
+                End::Interrupted => return Ok(Ended::Interrupted),
             }
         }
     }
 
     /// Joins a round while workers of the last one wait for it. Counts those that fail meanwhile; returns `None` if no
     /// restart is left.
-    async fn join_beside(
+    async fn join_beside<P: WorkerProcesses>(
         &mut self,
-        workers: &mut Workers,
+        workers: &mut Workers<'_, P>,
     ) -> Result<Option<(RoundPlacement, HeldPorts)>, Failure> {
         let Self { args, membership, host, base, service, counts, .. } = self;
         let surroundings = Surroundings { args, counts, service };
         let past = workers.rounds.past();
         let mut joining = std::pin::pin!(join(membership, args, host, *base, past));
         loop {
-            let (index, exit) = tokio::select! {
+            let (local_rank, exit) = tokio::select! {
                 biased;
                 joined = &mut joining => return joined.map(Some),
-                Some(ended) = workers.set.next_exit(), if workers.rounds.runs() => ended,
+                Some(ended) = workers.processes.next_exit(), if workers.rounds.runs() => ended,
             };
-            let input = exited(args, index, &exit);
+            let input = Input::Exited { local_rank, exit };
             if let Next::End(_) = surroundings.pass(&View::default(), input, workers) {
                 return Ok(None);
             }
@@ -164,29 +167,21 @@ impl Agent<'_> {
     }
 
     /// Starts the workers that are missing, and answers those that wait for the round.
-    async fn start(
+    async fn start<P: WorkerProcesses>(
         &self,
         placement: &RoundPlacement,
         missing: &BTreeSet<u32>,
-        set: &mut WorkerSet,
+        processes: &mut P,
     ) -> Result<(), Failure> {
-        let specs = self.specs(placement);
-        let is_missing = |index: &usize| missing.contains(&(*index as u32));
-        for index in (0..specs.len()).filter(|index| !is_missing(index)) {
+        let own = placement.own();
+        for local_rank in (0..own.slots).filter(|it| !missing.contains(it)) {
             // Before the worker learns of the round: what it prints in it has its rank there.
-            let rank = placement.own().first_rank + index as u32;
-            set.workers()[index].set_prefix(&prefix(rank));
+            processes.rename(local_rank, own.first_rank + local_rank);
         }
         self.service.begin(placement);
-        if missing.len() == specs.len() {
-            *set = self.supervisor.start_all(&specs).await.map_err(start_failure)?;
-        } else {
-            for (index, spec) in specs.iter().enumerate().filter(|(index, _)| is_missing(index)) {
-                let worker = self.supervisor.start(spec).map_err(start_failure)?;
-                set.replace(index, worker);
-            }
-        }
-        self.counts.workers.store(specs.len() as u32, Ordering::Relaxed);
+        let starts = missing.iter().map(|local_rank| self.worker(placement, *local_rank));
+        processes.start(starts.collect()).await?;
+        self.counts.workers.store(own.slots, Ordering::Relaxed);
         Ok(())
     }
 
@@ -200,18 +195,18 @@ impl Agent<'_> {
         }
     }
 
-    async fn stop(&self, workers: &mut Workers, shutdown: &Shutdown) {
-        workers.set.stop_by(end_signal(shutdown), self.args.grace).await;
+    async fn stop<P: WorkerProcesses>(&self, workers: &mut Workers<'_, P>) {
+        workers.processes.stop(self.args.grace).await;
         (0..self.args.nproc_per_node).for_each(|local_rank| self.service.forget(local_rank));
         self.counts.workers.store(0, Ordering::Relaxed);
     }
 
     /// Starts and watches the workers of a round until all have succeeded, have left the round, or have to be stopped.
-    async fn watch(
+    async fn watch<P: WorkerProcesses>(
         &self,
         placement: &RoundPlacement,
         held: HeldPorts,
-        workers: &mut Workers,
+        workers: &mut Workers<'_, P>,
         shutdown: &Shutdown,
     ) -> Result<End, Failure> {
         let session = self.membership.session().expect("a node that has joined is registered");
@@ -230,11 +225,11 @@ impl Agent<'_> {
         let mut input = Input::Joined(group(placement));
         loop {
             told.mark_unchanged();
-            let view = self.view(round, begun, &workers.set);
+            let view = self.view(round, begun, workers.processes.silence());
             input = match surroundings.pass(&view, input, workers) {
                 Next::Start(missing) => {
                     drop(held.take());
-                    self.start(placement, &missing, &mut workers.set).await?;
+                    self.start(placement, &missing, workers.processes).await?;
                     self.readiness.set_ready();
                     begun = Instant::now();
                     Input::Look
@@ -244,7 +239,9 @@ impl Agent<'_> {
                     tokio::select! {
                         biased;
                         () = shutdown.drain(), if !workers.rounds.is_draining() => Input::Drain,
-                        Some((index, exit)) = workers.set.next_exit() => exited(self.args, index, &exit),
+                        Some((local_rank, exit)) = workers.processes.next_exit() => {
+                            Input::Exited { local_rank, exit }
+                        }
                         over = &mut over => Input::Over(self.note_over(round, over)),
                         _ = told.changed() => Input::Look,
                         never = &mut answering => match never {},
@@ -258,7 +255,7 @@ impl Agent<'_> {
                     answer = self.ask(session, round) => Input::Answered(answer),
                 },
                 Next::ReportHang => {
-                    self.dump_stacks().await;
+                    self.dump_stacks(workers.processes).await;
                     let reported = session.watch(round, 0, Some(report()), Duration::ZERO);
                     let _ = timeout(CAUSE_TIMEOUT, reported).await;
                     Input::HangReported
@@ -269,15 +266,16 @@ impl Agent<'_> {
     }
 
     /// Returns what the workers do and have told so far.
-    fn view(&self, round: Round, begun: Instant, set: &WorkerSet) -> View {
-        let last = set.workers().iter().filter_map(|worker| worker.last_output()).max();
-        let last = last.max(self.service.last_progress());
+    fn view(&self, round: Round, begun: Instant, silence: Option<Duration>) -> View {
+        let now = begun.elapsed();
+        let progress = self.service.last_progress().map(|last| last.since(begun));
+        let output = silence.map(|silence| now.saturating_sub(silence));
         View {
-            now: begun.elapsed(),
+            now,
             left: self.service.ready(round),
             connected: self.service.connected(),
             // Before the round, workers waited for it.
-            last_output: last.map(|last| last.saturating_duration_since(begun)),
+            last_output: output.max(progress),
         }
     }
 
@@ -314,15 +312,15 @@ impl Agent<'_> {
     }
 
     /// Asks workers that hang for their stacks.
-    async fn dump_stacks(&self) {
+    async fn dump_stacks<P: WorkerProcesses>(&self, processes: &mut P) {
         let seconds = self.args.hang_timeout.unwrap_or_default().as_secs_f64();
         warn!(seconds, "no output; asking the workers for their stacks");
-        self.supervisor.signaller().notify(Signal::SIGUSR1).await;
+        processes.ask_for_stacks().await;
         sleep(DUMP_TIME).await;
     }
 
     /// Tells the master that no restart is left: if too few nodes are left, the job fails.
-    async fn give_up(&self) -> ExitCode {
+    async fn give_up(&self) -> Ended {
         if let Some(session) = self.membership.session() {
             let report = self.counts.report();
             let reason = report.last_exit.clone();
@@ -332,7 +330,7 @@ impl Agent<'_> {
                 Err(_) => warn!("the master does not know that this node gave up: none answers"),
             }
         }
-        ExitCode::from(WORKERS_FAILED)
+        Ended::Exhausted
     }
 }
 
@@ -369,27 +367,20 @@ fn group(placement: &RoundPlacement) -> Group {
     }
 }
 
-/// Returns the input for the end of a worker.
-fn exited(args: &RunArgs, index: usize, exit: &Exit) -> Input {
-    let exit = match exit.is_success() {
-        true => WorkerExit::Succeeded,
-        false => WorkerExit::Failed {
-            how: exit.to_string(),
-            last_lines: unseen(args, index, exit).to_vec(),
-        },
-    };
-    Input::Exited { local_rank: index as u32, exit }
-}
-
 impl Surroundings<'_> {
     /// Passes an input to the machine, and performs the actions.
-    fn pass(&self, view: &View, input: Input, workers: &mut Workers) -> Next {
+    fn pass<P: WorkerProcesses>(
+        &self,
+        view: &View,
+        input: Input,
+        workers: &mut Workers<'_, P>,
+    ) -> Next {
         let step = workers.rounds.handle(view, input);
         step.actions.into_iter().for_each(|action| self.perform(action, workers));
         step.next
     }
 
-    fn perform(&self, action: Action, workers: &mut Workers) {
+    fn perform<P: WorkerProcesses>(&self, action: Action, workers: &mut Workers<'_, P>) {
         let restarts_max = self.args.max_restarts;
         match action {
             Action::Forget(local_rank) => self.service.forget(local_rank),
@@ -423,7 +414,7 @@ impl Surroundings<'_> {
             }
             Action::Kill { local_rank, rank } => {
                 warn!(rank, "the worker did not leave the round in time; killing it");
-                workers.set.kill(local_rank as usize);
+                workers.processes.kill(local_rank);
             }
         }
     }

@@ -1,6 +1,5 @@
 //! The life of an agent.
 
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,32 +16,33 @@ use steadfast_coord::{Etcd, EtcdOptions, backoff};
 use steadfast_elastic_client::{Change, Membership, NodeError, NodeIdentity, Terms};
 use steadfast_host::random;
 use steadfast_host::task::spawn;
+use steadfast_host::time::{Instant, sleep};
 use steadfast_process::{
     Admin, AdminContent, AdminServer, Failure, LivenessPort, Readiness, Shutdown, address_towards,
     init_logging,
 };
-use steadfast_supervise::{Exit, GuardProgram, Input, Output, Signal, Supervisor, WorkerSpec};
-use tokio::time::{Instant, sleep};
-use tracing::{info, warn};
+use tracing::info;
 
 use crate::args::RunArgs;
+use crate::commits::CommitBuffer;
 use crate::coordinator::{Coordinator, CoordinatorSettings};
 use crate::environment::{Fixed, NodeInfo, RoundPlacement};
 use crate::interface;
-use crate::job_end::{has_failed, was_over};
+use crate::job_end::Ended;
 use crate::launcher_link;
 use crate::metrics::Counts;
 use crate::notices::pass_on;
 use crate::ports::HeldPorts;
+use crate::processes::{WorkerProcesses, WorkerStart};
 use crate::program::Program;
-use crate::streams::targets;
+use crate::supervised::Supervised;
 use crate::worker_service::WorkerService;
 
 /// Runs an agent until the job has succeeded, no restart is left, or a signal arrives.
 ///
 /// # Errors
 /// Every error that needs user action.
-pub async fn run(args: RunArgs) -> Result<ExitCode, Failure> {
+pub async fn run(mut args: RunArgs) -> Result<ExitCode, Failure> {
     let program = Program::find(&args)?;
     if args.standalone && 1 < args.nnodes.min() {
         return Err(Failure::invalid(format!(
@@ -52,29 +52,18 @@ pub async fn run(args: RunArgs) -> Result<ExitCode, Failure> {
         )));
     }
     let id = random::uuid();
-    let job = args.rdzv_id.clone().unwrap_or_else(|| "standalone".to_owned());
-    init_logging("agent", &job, id, &args.log)?;
+    init_logging("agent", args.job(), id, &args.log)?;
     let shutdown = Shutdown::install()?;
     if args.launched_on.is_some() {
         spawn(launcher_link::follow(shutdown.clone()));
     }
     let mut coordinator = None;
-    let mut endpoints: Vec<String> =
-        args.rdzv_endpoint.iter().map(|it| args.auth.url(it)).collect();
     if args.standalone {
-        let settings = CoordinatorSettings::of_one_node(ElasticSpec::new(&job, args.nnodes));
+        let settings = CoordinatorSettings::of_one_node(ElasticSpec::new(args.job(), args.nnodes));
         let started = coordinator.insert(Coordinator::start(settings, &shutdown).await?);
-        endpoints = vec![format!("http://{}", started.address)];
+        args.rdzv_endpoint = vec![format!("http://{}", started.address)];
     }
-    let living = async {
-        let begun = Agent::begin(&args, program, NodeId(id), job, endpoints, &shutdown);
-        let agent = tokio::select! {
-            biased;
-            () = shutdown.drain() => return Ok(shutdown.exit_code()),
-            begun = begun => begun?,
-        };
-        agent.run(&shutdown).await
-    };
+    let living = supervise(&args, program, NodeId(id), &shutdown);
     let ended = match &mut coordinator {
         None => living.await,
         Some(coordinator) => tokio::select! {
@@ -86,21 +75,56 @@ pub async fn run(args: RunArgs) -> Result<ExitCode, Failure> {
     if let Some(coordinator) = coordinator {
         coordinator.end().await;
     }
+    ended.map(|ended| ended.exit_code(args.job(), &shutdown))
+}
+
+/// Runs an agent whose workers are processes of this machine, and passes signals on to them.
+async fn supervise(
+    args: &RunArgs,
+    program: Program,
+    node: NodeId,
+    shutdown: &Shutdown,
+) -> Result<Ended, Failure> {
+    let mut workers = Supervised::new(args, program, node, shutdown)?;
+    let passing_on = pass_on(workers.signaller(), shutdown);
+    let ended = tokio::select! {
+        biased;
+        ended = run_process(args, node, &mut workers, shutdown) => ended,
+        never = passing_on => match never {},
+    };
+    workers.close().await;
     ended
+}
+
+/// Runs an agent until the job has ended, no restart is left, or `shutdown` is triggered. A simulation runs it with
+/// workers of its own.
+///
+/// # Errors
+/// Every error that needs user action.
+pub async fn run_process<P: WorkerProcesses>(
+    args: &RunArgs,
+    node: NodeId,
+    workers: &mut P,
+    shutdown: &Shutdown,
+) -> Result<Ended, Failure> {
+    let buffers = workers.commit_buffers()?;
+    let begun = Agent::begin(args, node, buffers, shutdown);
+    let mut agent = tokio::select! {
+        biased;
+        () = shutdown.drain() => return Ok(Ended::Interrupted),
+        begun = begun => begun?,
+    };
+    agent.rounds(workers, shutdown).await
 }
 
 pub(crate) struct Agent<'a> {
     pub args: &'a RunArgs,
-    program: Program,
     etcd: Etcd,
     keys: Keys,
     pub membership: Membership,
     fixed: Fixed,
     pub host: String,
     pub base: Option<u16>,
-    /// The directory for the output of this agent's workers, and of no other's.
-    logs: Option<PathBuf>,
-    pub supervisor: Supervisor,
     pub counts: Arc<Counts>,
     pub service: WorkerService,
     pub readiness: Readiness,
@@ -112,12 +136,13 @@ pub(crate) struct Agent<'a> {
 impl<'a> Agent<'a> {
     async fn begin(
         args: &'a RunArgs,
-        program: Program,
         node: NodeId,
-        job: String,
-        endpoints: Vec<String>,
+        buffers: [CommitBuffer; 2],
         shutdown: &Shutdown,
     ) -> Result<Self, Failure> {
+        let job = args.job().to_owned();
+        let endpoints: Vec<String> =
+            args.rdzv_endpoint.iter().map(|it| args.auth.url(it)).collect();
         let exposure = args.security.exposure(Role::Trainer)?;
         let tls = exposure.identity();
         let admin = Admin::bind(args.admin_listen, exposure).await?;
@@ -151,7 +176,7 @@ impl<'a> Agent<'a> {
         let (ttl, of_job) = (args.lease_ttl, keys.clone());
         let limit = args.start_timeout;
         let membership = Membership::new(etcd.clone(), of_job, ttl, identity, terms, limit);
-        let service = WorkerService::serve(membership.reason()).await?;
+        let service = WorkerService::serve(buffers, membership.reason()).await?;
         let fixed = Fixed {
             job,
             node,
@@ -160,19 +185,14 @@ impl<'a> Agent<'a> {
             role: args.role.clone(),
             agent_address: service.address.clone(),
         };
-        let logs = args.log_dir.as_deref().map(|it| logs(it, &fixed)).transpose()?;
-        let supervisor = Supervisor::new(GuardProgram::this_program()).map_err(start_failure)?;
         Ok(Self {
             args,
-            program,
             etcd,
             keys,
             membership,
             fixed,
             host,
             base,
-            logs,
-            supervisor,
             counts,
             service,
             readiness,
@@ -181,81 +201,32 @@ impl<'a> Agent<'a> {
         })
     }
 
-    async fn run(mut self, shutdown: &Shutdown) -> Result<ExitCode, Failure> {
-        let passing_on = pass_on(self.supervisor.signaller(), shutdown);
-        let ended = tokio::select! {
-            biased;
-            ended = self.rounds(shutdown) => ended,
-            never = passing_on => match never {},
-        };
-        if let Err(still) = self.supervisor.close().await {
-            warn!(processes = ?still.processes, "some processes of the workers could not be ended");
-        }
-        ended
-    }
-
-    /// Returns how the workers of a round are started, by local rank.
-    pub fn specs(&self, placement: &RoundPlacement) -> Vec<WorkerSpec> {
+    /// Returns what is needed to start a worker of a round.
+    pub fn worker(&self, placement: &RoundPlacement, local_rank: u32) -> WorkerStart {
         let restarts = self.counts.restarts.load(Ordering::Relaxed);
-        let first_rank = placement.own().first_rank;
-        let specs = (0..placement.own().slots).map(|local_rank| {
-            let rank = first_rank + local_rank;
-            let mut spec = WorkerSpec::new(format!("rank {rank}"), &self.program.path);
-            spec.args.clone_from(&self.program.args);
-            let variables = placement.environment(&self.fixed, local_rank, restarts);
-            let variables = variables.into_iter().chain(self.defaults(placement.own().slots));
-            spec.env = variables.map(|(name, value)| (name.into(), value.into())).collect();
-            spec.input = self.input();
-            spec.output = self.output(placement, local_rank);
-            spec
-        });
-        specs.collect()
-    }
-
-    /// Returns settings that most programs want, without those that the user has set: one thread for each of several
-    /// workers, as torchrun sets it, output that appears when it is printed, and the chosen network interface.
-    fn defaults(&self, slots: u32) -> Vec<(String, String)> {
-        let threads = (1 < slots).then_some(("OMP_NUM_THREADS", "1"));
-        let nic = self.args.nic.iter().flat_map(|nic| interface::VARIABLES.map(|it| (it, &**nic)));
-        let wanted = threads.into_iter().chain([("PYTHONUNBUFFERED", "1")]).chain(nic);
-        let unset = wanted.filter(|(name, _)| std::env::var_os(name).is_none());
-        unset.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
-    }
-
-    /// Returns what workers read as standard input. The only worker of an agent inherits the agent's, so that it can be
-    /// debugged; an agent that a launcher has started needs the input itself.
-    fn input(&self) -> Input {
-        match (self.args.nproc_per_node, &self.args.launched_on) {
-            (1, None) => Input::Inherit,
-            (_, _) => Input::Empty,
+        WorkerStart {
+            round: placement.record.round,
+            rank: placement.own().first_rank + local_rank,
+            local_rank,
+            variables: placement.environment(&self.fixed, local_rank, restarts),
         }
     }
 
-    fn output(&self, placement: &RoundPlacement, local_rank: u32) -> Output {
-        let rank = placement.own().first_rank + local_rank;
-        let prefix = prefix(rank);
-        // Without a directory, no stream goes to a file.
-        let logs = self.logs.clone().unwrap_or_default();
-        let directory = logs.join(placement.record.round.to_string()).join(rank.to_string());
-        let (stdout, stderr) = targets(self.args, local_rank);
-        Output::Separate { prefix, directory, stdout, stderr }
-    }
-
-    /// Returns the exit code after the end of the job.
-    pub async fn job_ended(&self) -> Result<ExitCode, Failure> {
+    /// Returns how the job has ended.
+    pub async fn job_ended(&self) -> Result<Ended, Failure> {
         let result: Option<ResultRecord> = self.etcd.get_json(&self.keys.result()).await?;
         match result {
             Some(result) if !self.membership.is_job_known() => {
-                let (job, root) = (&self.fixed.job, self.keys.root());
+                let root = self.keys.root();
                 let remedy = format!(
                     "choose another --rdzv-id, or delete the job: etcdctl del --prefix {root}/"
                 );
-                Ok(was_over(job, &result, &remedy))
+                Ok(Ended::JobWasOver { result, remedy })
             }
-            Some(result) if result.state == JobOutcome::Failed => Ok(has_failed(result)),
+            Some(result) if result.state == JobOutcome::Failed => Ok(Ended::JobFailed(result)),
             Some(_) => {
                 info!("the job has succeeded");
-                Ok(ExitCode::SUCCESS)
+                Ok(Ended::Succeeded)
             }
             None => Err(Failure::unavailable(format!(
                 "this node is not part of the job any more, and {} does not exist; start the agent again",
@@ -301,44 +272,12 @@ pub(crate) async fn join(
     Ok((RoundPlacement { record: joined.record, ports, past, rank: joined.rank }, joined.prepared))
 }
 
-/// Returns the last lines of a worker's output, unless the output was printed.
-pub(crate) fn unseen<'e>(args: &RunArgs, local_rank: usize, exit: &'e Exit) -> &'e [String] {
-    match targets(args, local_rank as u32).1.is_printed() {
-        true => &[],
-        false => exit.reason_lines(),
-    }
-}
-
 /// Returns the most workers that a round can have, as far as this node knows: a launcher knows all nodes.
 fn workers_max(args: &RunArgs) -> Option<u32> {
     match args.launched_on {
         Some(_) => args.max_workers,
         None => Some(args.nnodes.max().saturating_mul(args.nproc_per_node)),
     }
-}
-
-/// Returns the signal that asks the workers to end. Ctrl-C does not count as an error of the program.
-pub(crate) fn end_signal(shutdown: &Shutdown) -> Signal {
-    match shutdown.signal() {
-        Some(signal @ (Signal::SIGHUP | Signal::SIGQUIT)) => signal,
-        Some(_) | None => Signal::SIGTERM,
-    }
-}
-
-/// Creates the directory for the output of one agent's workers: a directory may be given to several runs.
-fn logs(directory: &Path, fixed: &Fixed) -> Result<PathBuf, Failure> {
-    let node = fixed.node.to_string();
-    let start = node.split('-').next().unwrap_or_default();
-    let logs = directory.join(format!("{}-{start}", fixed.job));
-    std::fs::create_dir_all(&logs)
-        .map_err(|error| Failure::io(format!("--log-dir {}", directory.display()), &error))?;
-    info!(directory = %logs.display(), "the output of the workers goes to files");
-    Ok(logs)
-}
-
-/// Returns what precedes the lines of a worker.
-pub(crate) fn prefix(rank: u32) -> String {
-    format!("[rank {rank}] ")
 }
 
 /// Connects to etcd. Nodes are started in any order, so it may not be up yet.
@@ -375,10 +314,6 @@ pub(crate) fn describe(change: &Change) -> String {
         _ if change.lost.is_empty() => format!("{} nodes were lost", -change.nodes),
         _ => format!("lost {}", change.lost),
     }
-}
-
-pub(crate) fn start_failure(error: steadfast_supervise::StartError) -> Failure {
-    Failure::new(error.kind(), error.to_string())
 }
 
 /// Returns the host at which other nodes reach this one, and the port that the user chose.

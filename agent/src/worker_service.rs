@@ -10,6 +10,7 @@ use steadfast_common::ids::Round;
 use steadfast_elastic_client::Change;
 use steadfast_host::random;
 use steadfast_host::task::Task;
+use steadfast_host::time::{Instant, timeout};
 use steadfast_net::{Port, TlsIdentity};
 use steadfast_process::Failure;
 use steadfast_proto::v1::worker_server::{Worker, WorkerServer};
@@ -22,12 +23,11 @@ use steadfast_proto::v1::{
 use steadfast_proto::{WorkerToken, access, status};
 use subtle::ConstantTimeEq;
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 
-use crate::commits::{Commit, Commits};
+use crate::commits::{Commit, CommitBuffer, Commits};
 use crate::environment::RoundPlacement;
 
 /// Maximum time that a call may block. Workers repeat it.
@@ -86,11 +86,14 @@ struct Suspicion {
 }
 
 impl WorkerService {
-    /// Serves workers of this machine and user. `reason` is what the node waits for.
+    /// Serves workers of this machine and user. `buffers` keep their commits, and `reason` is what the node waits for.
     ///
     /// # Errors
-    /// If no port is free, or the system refuses memory.
-    pub async fn serve(reason: watch::Receiver<String>) -> Result<Self, Failure> {
+    /// If no port is free.
+    pub async fn serve(
+        buffers: [CommitBuffer; 2],
+        reason: watch::Receiver<String>,
+    ) -> Result<Self, Failure> {
         let shared = Arc::new(Shared {
             state: Mutex::new(State {
                 placement: None,
@@ -100,7 +103,7 @@ impl WorkerService {
                 ready: BTreeMap::new(),
                 suspicions: BTreeMap::new(),
                 progress: None,
-                commits: Commits::new()?,
+                commits: Commits::new(buffers),
             }),
             changed: watch::Sender::new(0),
             reason,
@@ -180,7 +183,7 @@ impl WorkerService {
             match oldest {
                 None => drop(changes.changed().await),
                 Some(since) => {
-                    if timeout_at(since + age, changes.changed()).await.is_err() {
+                    if timeout((since + age).remaining(), changes.changed()).await.is_err() {
                         return;
                     }
                 }
@@ -255,7 +258,7 @@ impl Shared {
             if let Some(answer) = answer(&self.lock()) {
                 return answer;
             }
-            if timeout_at(deadline, changes.changed()).await.is_err() {
+            if timeout(deadline.remaining(), changes.changed()).await.is_err() {
                 return late(&self.lock());
             }
         }

@@ -308,6 +308,7 @@ const HOSTED: &[&str] = &[
     "steadfast-master",
     "steadfast-pserver",
     "steadfast-trainer",
+    "steadfast-agent",
 ];
 
 const HOSTED_BANNED: &[&str] = &[
