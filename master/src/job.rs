@@ -9,7 +9,7 @@ use steadfast_common::job::elastic::{AnyJobRecord, ElasticJobRecord, ElasticSpec
 use steadfast_common::job::job_file::{self, JobFile};
 use steadfast_common::job::spec::JobSpec;
 use steadfast_common::records::keys::Keys;
-use steadfast_common::records::{FORMAT, JobRecord, StartRecord};
+use steadfast_common::records::{JobRecord, StartRecord};
 use steadfast_coord::Etcd;
 use steadfast_data::DataError;
 use steadfast_process::Failure;
@@ -235,14 +235,9 @@ async fn plan(request: &JobRequest, waits_for: &watch::Sender<String>) -> Result
 async fn store_plan(request: &JobRequest, manifest: Manifest) -> Result<Job, Failure> {
     let spec = &request.spec;
     let record = JobRecord {
-        format: FORMAT,
-        spec: spec.clone(),
-        digest: spec.digest(),
-        store: request.store.clone(),
-        manifest: manifest.digest(),
         base: request.base.clone().filter(|_| spec.dataset.follow),
         start: describe_start(request).await?,
-        extensions: Vec::new(),
+        ..JobRecord::new(spec.clone(), request.store.clone(), manifest.digest())
     };
     let store = open_store(&record)?;
     steadfast_data::store_manifest(&store, &manifest).await.map_err(data_failure)?;

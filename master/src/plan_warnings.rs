@@ -122,7 +122,7 @@ fn is_enough(records: u64, sharers: u64, batch: u64) -> bool {
 mod tests {
     use steadfast_common::job::dataset::Chunk;
     use steadfast_common::job::job_file;
-    use steadfast_common::records::{FORMAT, JobRecord};
+    use steadfast_common::records::JobRecord;
 
     use super::*;
 
@@ -144,18 +144,7 @@ mod tests {
     }
 
     fn job(spec: JobSpec, manifest: Manifest) -> Job {
-        let (digest, store) = (spec.digest(), "memory:///x".to_owned());
-        let record = JobRecord {
-            format: FORMAT,
-            spec,
-            digest,
-            store,
-            manifest: manifest.digest(),
-            base: None,
-            start: None,
-            extensions: Vec::new(),
-        };
-        Job::new(record, manifest)
+        Job::new(JobRecord::new(spec, "memory:///x".to_owned(), manifest.digest()), manifest)
     }
 
     /// S004-4

@@ -13,7 +13,7 @@ use steadfast_common::records::applied_records::RecordRange;
 use steadfast_common::records::code::CodeRecord;
 use steadfast_common::records::keys::Keys;
 use steadfast_common::records::{
-    FORMAT, GenerationRecord, InitRecord, JobRecord, PserverRecord, TrainerRecord,
+    GenerationRecord, InitRecord, JobRecord, PserverRecord, TrainerRecord,
 };
 use steadfast_common::tensor::layout::ParamSpec;
 use steadfast_coord::{Etcd, EtcdOptions};
@@ -47,16 +47,7 @@ impl Job {
             Etcd::connect(&EtcdOptions { endpoints, ..EtcdOptions::default() }).await.unwrap();
         let this = Self { etcd, keys: Keys::of_job("digits"), _data: data };
         let spec = parse(include_str!("../../../examples/digits.toml")).unwrap();
-        let record = JobRecord {
-            format: FORMAT,
-            digest: spec.digest(),
-            spec,
-            store: "memory:///".to_owned(),
-            manifest: String::new(),
-            base: None,
-            start: None,
-            extensions: Vec::new(),
-        };
+        let record = JobRecord::new(spec, "memory:///".to_owned(), String::new());
         this.put(&this.keys.job(), &record).await;
         this
     }

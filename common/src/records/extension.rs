@@ -81,7 +81,6 @@ impl JobRecord {
 mod tests {
     use super::*;
     use crate::job::job_file;
-    use crate::records::FORMAT;
 
     fn record(length: &str) -> JobRecord {
         let text = format!(
@@ -89,16 +88,7 @@ mod tests {
              [model]\nkind = 'linear'"
         );
         let spec = job_file::parse(&text).unwrap();
-        JobRecord {
-            format: FORMAT,
-            digest: spec.digest(),
-            spec,
-            store: "/store".to_owned(),
-            manifest: String::new(),
-            base: None,
-            start: None,
-            extensions: Vec::new(),
-        }
+        JobRecord::new(spec, "/store".to_owned(), String::new())
     }
 
     #[test]

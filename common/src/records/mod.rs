@@ -60,6 +60,14 @@ pub struct JobRecord {
     pub extensions: Vec<Extension>,
 }
 
+impl JobRecord {
+    /// Creates the record of a new job; `manifest` is the digest of its dataset manifest.
+    pub fn new(spec: JobSpec, store: String, manifest: String) -> Self {
+        let (digest, extensions) = (spec.digest(), Vec::new());
+        Self { format: FORMAT, spec, digest, store, manifest, base: None, start: None, extensions }
+    }
+}
+
 /// Name of the object that holds the model of a job that has ended.
 pub const MODEL: &str = "model.safetensors";
 

@@ -16,7 +16,7 @@ use steadfast_common::machine::{Decision, Machine, Moment};
 use steadfast_common::records::keys::Keys;
 use steadfast_common::records::position::Position;
 use steadfast_common::records::{
-    CheckpointRecord, FORMAT, GenerationRecord, JobRecord, PserverRecord, QueueRecord, ShardRecord,
+    CheckpointRecord, GenerationRecord, JobRecord, PserverRecord, QueueRecord, ShardRecord,
 };
 use steadfast_common::tensor::layout::ParamSpec;
 use steadfast_common::tensor::placement::PlacementRecord;
@@ -420,18 +420,7 @@ fn job(mode: &str, tasks: u32) -> Job {
     let chunk = Chunk { file: 0, start: 0, end: 0, first_record: 0, records: 1 };
     let (chunks, task_ends) = (vec![chunk; tasks as usize], (1..=tasks).collect());
     let manifest = Manifest { chunks, task_ends, ..Manifest::default() };
-    let (digest, store) = (spec.digest(), "memory:///x".to_owned());
-    let record = JobRecord {
-        format: FORMAT,
-        spec,
-        digest,
-        store,
-        manifest: manifest.digest(),
-        base: None,
-        start: None,
-        extensions: Vec::new(),
-    };
-    Job::new(record, manifest)
+    Job::new(JobRecord::new(spec, "memory:///x".to_owned(), manifest.digest()), manifest)
 }
 
 /// Returns a job to which `changes` will happen.

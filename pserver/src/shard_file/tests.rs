@@ -6,8 +6,8 @@ use steadfast_checkpoint::row_file::RowFileRecord;
 use steadfast_common::ids::{Lane, Pass, Version};
 use steadfast_common::job::dataset::Manifest;
 use steadfast_common::job::spec::{OptimizerKind, OptimizerSpec};
+use steadfast_common::records::QueueSnapshot;
 use steadfast_common::records::position::Position;
-use steadfast_common::records::{FORMAT, QueueSnapshot};
 use steadfast_common::tensor::layout::{BLOCK_LEN_MAX, ParamSpec};
 use steadfast_common::tensor::table::{Initial, RANGES, range_of};
 use steadfast_pserver_core::tables::{RowKind, StoredRows};
@@ -23,17 +23,7 @@ fn job(kind: OptimizerKind) -> JobRecord {
     let text = include_str!("../../../examples/digits.toml");
     let mut spec = steadfast_common::job::job_file::parse(text).unwrap();
     spec.optimizer = OptimizerSpec { kind, ..OptimizerSpec::default() };
-    let digest = spec.digest();
-    JobRecord {
-        format: FORMAT,
-        spec,
-        digest,
-        store: String::new(),
-        manifest: "abc".to_owned(),
-        base: None,
-        start: None,
-        extensions: Vec::new(),
-    }
+    JobRecord::new(spec, String::new(), "abc".to_owned())
 }
 
 /// The state of a slot.
