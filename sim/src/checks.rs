@@ -16,14 +16,15 @@ use steadfast_common::records::rendezvous::{EXIT_TAG, ReleaseRecord, RoundRecord
 use steadfast_common::status::{JobPhase, JobStatus, Queues};
 use steadfast_proto::TensorMethod;
 use steadfast_proto::v1::{
-    AdvanceReply, BlockData, ElasticRound, EnterReply, EnterRequest, JoinReply, PullReply,
-    PullRequest, PullRowsRequest, PushRequest, ReadRangeRequest, SnapshotRequest, StatusReply,
-    Target, enter_reply, join_reply,
+    AdvanceReply, BlockData, ElasticRound, EnterReply, EnterRequest, GiveUpRequest, JoinReply,
+    PullReply, PullRequest, PullRowsRequest, PushRequest, ReadRangeRequest, SnapshotRequest,
+    StatusReply, Target, WatchRequest, enter_reply, join_reply,
 };
 
 use crate::etcd::EtcdServer;
 use crate::job::{COUNTED_ROWS, Job};
 use crate::net::Observer;
+use crate::worker_checks::WorkersSeen;
 use crate::world::World;
 
 /// Hash of a row of a table, given by its number and id, at each version.
@@ -50,6 +51,8 @@ pub struct Observed {
     pub broken: Vec<String>,
     /// Number of checked pull replies.
     pub pulls: u64,
+    /// What the workers of an elastic job have done.
+    pub workers: WorkersSeen,
     /// The last observed progress of the job, and when it was first observed.
     stands: Option<(ProgressMark, Duration)>,
 }
@@ -131,7 +134,7 @@ pub fn observer(
     })
 }
 
-/// Returns an observer of an elastic job: what an answer tells a node is committed.
+/// Returns an observer of an elastic job: what an answer tells a node is committed, and what a node reports is true.
 pub fn elastic_observer(
     keys: &Keys,
     etcd: &EtcdServer,
@@ -144,6 +147,7 @@ pub fn elastic_observer(
         let record = stored(keys.formed_round());
         let record = record.and_then(|it| serde_json::from_slice::<RoundRecord>(&it).ok());
         let formed = record.as_ref().map_or(Round(0), |record| record.round);
+        let stored_round = record.clone();
         let mut broken = Vec::new();
         match path {
             "/steadfast.v1.Elastic/Join" => {
@@ -180,8 +184,33 @@ pub fn elastic_observer(
                         .is_some_and(|it| phase <= it.phase),
                 };
                 if is_released && formed <= round && !released {
-                    let EnterRequest { tag, phase, .. } = entry;
+                    let EnterRequest { tag, phase, .. } = &entry;
                     broken.push(format!("phase {phase} of {tag} in round {round} is not released"));
+                }
+                if entry.tag == EXIT_TAG && formed == round {
+                    let node = entry.node.unwrap_or_default().id;
+                    let members = stored_round.iter().flat_map(|it| &it.members);
+                    let member = members.into_iter().find(|it| it.node.to_string() == node);
+                    let observed = observed.lock().expect("one thread");
+                    broken.extend(
+                        member.and_then(|it| observed.workers.unfounded_success(round, it)),
+                    );
+                }
+            }
+            "/steadfast.v1.Elastic/Watch" => {
+                let reports = messages::<WatchRequest>(request).into_iter();
+                for report in reports.filter_map(|it| it.report) {
+                    if report.restarts_max < report.restarts {
+                        broken.push(format!("workers are restarted too often: {report:?}"));
+                    }
+                }
+            }
+            "/steadfast.v1.Elastic/GiveUp" => {
+                let reports = messages::<GiveUpRequest>(request).into_iter();
+                for report in reports.filter_map(|it| it.report) {
+                    if report.restarts_max + 1 != report.restarts {
+                        broken.push(format!("a node gave up too early or too late: {report:?}"));
+                    }
                 }
             }
             _ => {}

@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use steadfast_common::error::ErrorKind;
+use steadfast_common::ids::NodeId;
 use steadfast_common::records::keys::Keys;
 use steadfast_master::{ElasticRequest, JobRequest, Request};
 use steadfast_process::{
@@ -17,12 +18,13 @@ use steadfast_pserver_storage::{LosableDisks, MemoryStores, RowStores, TieredSto
 
 use uuid::Uuid;
 
+use crate::agent;
 use crate::checks::Observed;
 use crate::etcd::EtcdServer;
 use crate::host::{Addresses, Simulated, enter};
 use crate::job::{STORE, registry};
 use crate::net::{Machine, Net};
-use crate::node;
+use crate::workers::Node;
 use crate::workload::Workload;
 use crate::world::{Clock, ProcessId, World};
 
@@ -218,7 +220,8 @@ impl Cluster {
         }
         let (life, clock) = (member_state.lives, member_state.clock);
         member_state.lives += 1;
-        let process = world.begin(format!("{member}.{life}"), clock);
+        let name = format!("{member}.{life}");
+        let process = world.begin(name.clone(), clock);
         let shutdown = Shutdown::manual();
         member_state.process = Some((process, shutdown.clone()));
         drop(state);
@@ -227,7 +230,8 @@ impl Cluster {
         let host = Simulated::new(world, &self.0.net, process, member.machine(), addresses, life);
         let host = Arc::new(host);
         world.settle(process, host.clone());
-        let life = enter(&host, || self.program(member, shutdown));
+        let node = Node::new(world, &self.0.net, member.machine(), addresses, clock, name);
+        let life = enter(&host, || self.program(member.role, node, shutdown));
         let cluster = self.clone();
         let task = async move {
             let ending = life.await;
@@ -242,13 +246,14 @@ impl Cluster {
 
     fn program(
         &self,
-        member: Member,
+        role: Role,
+        node: Node,
         shutdown: Shutdown,
     ) -> BoxFuture<'static, Result<(), Failure>> {
         let (job, shape) = (&self.0.job, &self.0.shape);
         let (id, common) = (steadfast_host::random::uuid(), self.settings());
         let identity = |role| LogIdentity::new(role, job.name(), id);
-        match member.role {
+        match role {
             Role::Master => {
                 let request = match job {
                     Workload::Training(job) => Request::Training(Box::new(JobRequest {
@@ -299,7 +304,7 @@ impl Cluster {
                 }
                 .boxed()
             }
-            Role::Agent => self.agent(common, id, shutdown),
+            Role::Agent => self.agent(node, id, shutdown),
         }
     }
 
@@ -317,7 +322,7 @@ impl Cluster {
 
     fn agent(
         &self,
-        common: CommonArgs,
+        node: Node,
         id: Uuid,
         shutdown: Shutdown,
     ) -> BoxFuture<'static, Result<(), Failure>> {
@@ -325,7 +330,8 @@ impl Cluster {
             Workload::Elastic(job) => job.clone(),
             Workload::Training(_) => unreachable!("no plan of a training job has agents"),
         };
-        node::run(job, common, id, shutdown, self.0.observed.clone()).boxed()
+        let (endpoint, ttl) = (self.0.etcd.address().to_string(), self.0.shape.lease_ttl);
+        agent::run(job, node, endpoint, ttl, NodeId(id), shutdown, self.0.observed.clone()).boxed()
     }
 
     fn settings(&self) -> CommonArgs {
@@ -361,7 +367,11 @@ impl Cluster {
         self.0.world.kill(process);
         self.0.net.remove_process(process, false);
         tracing::info!(member = %member, ending = ?ending, "process ended");
+        let has_left_workers = self.end_workers(member, false);
         let mut state = self.state();
+        if has_left_workers {
+            state.strange.push(format!("{member} ended before its workers"));
+        }
         let may_fail = self.0.job.may_fail();
         if let Err(failure) = &ending
             && (matches!(failure.kind, ErrorKind::Internal | ErrorKind::Denied)
@@ -406,8 +416,21 @@ impl Cluster {
         if let Some((process, _)) = process {
             self.0.world.kill(process);
             self.0.net.remove_process(process, silent);
+            self.end_workers(member, silent);
             self.start_again(member);
         }
+    }
+
+    /// Kills the workers that an agent has left behind, as its guard does; returns whether there were some.
+    fn end_workers(&self, member: Member, silent: bool) -> bool {
+        let left = self.0.net.processes_on(member.machine()).into_iter();
+        let left: Vec<ProcessId> = left.filter(|it| self.0.world.lives(*it)).collect();
+        for process in &left {
+            self.0.world.kill(*process);
+            self.0.net.remove_process(*process, silent);
+            self.0.observed.lock().expect(LOCK).workers.left(*process);
+        }
+        !left.is_empty()
     }
 
     /// Stops a member's process, as SIGSTOP does.

@@ -17,6 +17,9 @@ use crate::world::{ProcessId, World};
 /// Unix time at the start of the simulation: the first second of 2026.
 pub const CALENDAR: Duration = Duration::from_secs(1_767_225_600);
 
+/// Ports of one process.
+const PORTS: u16 = 4;
+
 /// How addresses are assigned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Addresses {
@@ -54,7 +57,7 @@ impl Simulated {
     ) -> Self {
         let first = match addresses {
             // Ephemeral ports: an old address is not reused.
-            Addresses::OneHost => machine.0 * 100 + (2 * life) % 100,
+            Addresses::OneHost => machine.0 * 100 + (PORTS * life) % 100,
             // Fixed ports: an old address reaches the next process.
             Addresses::ManyHosts => 10_000,
         };

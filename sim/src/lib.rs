@@ -1,13 +1,13 @@
 //! Deterministic simulation of whole jobs.
 //!
-//! The programs are those that run in production: master, pserver and trainer with all their drivers, the
-//! etcd client, and the embedded etcd. The nodes of an elastic job have the membership of an agent, and a
-//! simulated worker. Their environment is simulated: time, the network, the object
-//! store, etcd's disk, and the supervisor that restarts processes. One seed determines the whole run: the
-//! same seed gives the same run, turn by turn.
+//! The programs are those that run in production: master, pserver, trainer and agent with all their drivers,
+//! the etcd client, and the embedded etcd. Their environment is simulated: time, the network, the object
+//! store, etcd's disk, the workers of agents, and the supervisor that restarts processes. One seed determines
+//! the whole run: the same seed gives the same run, turn by turn.
 //!
 //! `docs/simulation.md` describes the checks, how to replay a seed, and the defects found.
 
+mod agent;
 mod audit;
 mod checks;
 mod cluster;
@@ -20,7 +20,7 @@ mod job;
 pub mod mutations;
 mod net;
 mod network_model;
-mod node;
+mod node_memory;
 mod pipe;
 mod plan;
 mod pointer;
@@ -30,6 +30,10 @@ mod shrink;
 mod store;
 mod trace;
 mod watch;
+mod worker;
+mod worker_barriers;
+mod worker_checks;
+mod workers;
 mod workload;
 mod world;
 

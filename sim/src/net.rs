@@ -30,6 +30,9 @@ const CONNECT_MAX: Duration = Duration::from_secs(2);
 /// Minimum and maximum time of silence after which keep-alive pings detect a broken connection.
 const SILENCE: (Duration, Duration) = (Duration::from_secs(6), Duration::from_secs(10));
 
+/// Minimum and maximum time of a message within a machine.
+const LOCAL: (Duration, Duration) = (Duration::from_micros(10), Duration::from_micros(100));
+
 /// Interval at which blocked messages are sent again.
 const RESEND: Duration = Duration::from_millis(200);
 
@@ -60,7 +63,10 @@ struct State {
     slow: BTreeMap<(Machine, Machine), Duration>,
     calls: BTreeMap<u64, Weak<Call>>,
     held_connections: Vec<Weak<HeldConnection>>,
+    /// Number of calls between machines.
     made: u64,
+    /// Number of calls within machines.
+    made_locally: u64,
     /// Fixed outcomes of calls, by number; they override the network model.
     outcomes: BTreeMap<u64, CallOutcome>,
 }
@@ -85,6 +91,7 @@ impl Net {
             calls: BTreeMap::new(),
             held_connections: Vec::new(),
             made: 0,
+            made_locally: 0,
             outcomes: BTreeMap::new(),
         };
         let (world, state) = (world.clone(), Mutex::new(state));
@@ -116,6 +123,13 @@ impl Net {
         self.state().machines.insert(process, machine);
     }
 
+    /// Returns the processes that have run on a machine.
+    pub fn processes_on(&self, machine: Machine) -> Vec<ProcessId> {
+        let state = self.state();
+        let on_it = state.machines.iter().filter(|(_, of)| **of == machine);
+        on_it.map(|(process, _)| *process).collect()
+    }
+
     pub fn set_network_model(&self, network_model: NetworkModel) {
         self.state().network_model = network_model;
     }
@@ -125,7 +139,7 @@ impl Net {
         self.state().outcomes = outcomes;
     }
 
-    /// Returns the number of calls so far.
+    /// Returns the number of calls between machines so far.
     pub fn calls(&self) -> u64 {
         self.state().made
     }
@@ -217,6 +231,9 @@ impl Net {
 
     /// Breaks all connections between two machines. Data in flight may still arrive.
     pub fn break_between(&self, one: Machine, other: Machine) {
+        if one == other {
+            return;
+        }
         let calls: Vec<_> = self.state().calls.values().filter_map(Weak::upgrade).collect();
         for call in calls {
             let ends = (call.from.1, call.to);
@@ -230,7 +247,7 @@ impl Net {
     }
 
     fn is_blocked(&self, from: Machine, to: Machine) -> bool {
-        self.state().blocked.contains(&(from, to))
+        from != to && self.state().blocked.contains(&(from, to))
     }
 
     /// Calls `arrive` after the latency, or `lost` if the link stays blocked for `limit`.
@@ -268,6 +285,9 @@ impl Net {
     }
 
     fn latency(&self, from: Machine, to: Machine) -> Duration {
+        if from == to {
+            return self.world().roll(|rng| rng.time(LOCAL.0, LOCAL.1));
+        }
         let state = self.state();
         let late = state.slow.get(&(from, to)).copied().unwrap_or_default();
         let (least, most) = state.network_model.latency;

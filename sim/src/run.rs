@@ -26,7 +26,7 @@ use crate::net::Net;
 use crate::plan::Plan;
 use crate::store::Store;
 use crate::watch::Watch;
-use crate::workload::{ElasticJob, Workload};
+use crate::workload::{ElasticJob, RESTARTS_ENOUGH, Workload};
 use crate::world::{Clock, Turn, World};
 
 /// How long a job may take after the last fault.
@@ -410,6 +410,7 @@ impl<'a> Run<'a> {
             Workload::Training(job) => job,
             Workload::Elastic(_) if result.state == JobOutcome::Finished => return Vec::new(),
             Workload::Elastic(job) if self.was_short_of_nodes(job, result) => return Vec::new(),
+            Workload::Elastic(job) if self.was_given_up(job, result) => return Vec::new(),
             Workload::Elastic(_) => return vec![format!("the job ended with {result:?}")],
         };
         if job.diverges {
@@ -454,6 +455,15 @@ impl<'a> Run<'a> {
         !self.plan.faults.is_empty()
             && reason.ends_with("joined another round within the join timeout")
             && self.ended <= latest
+    }
+
+    /// Returns whether workers failed more often than the job allows: such a job may fail.
+    fn was_given_up(&self, job: &ElasticJob, result: &ResultRecord) -> bool {
+        let reason = result.reason.as_deref().unwrap_or_default();
+        let has_given_up = self.observed.lock().expect("one thread").workers.has_agent_given_up;
+        let may_give_up = job.restarts_max < RESTARTS_ENOUGH;
+        may_give_up && reason.contains(" gave up: ")
+            || has_given_up && reason.ends_with("joined another round within the join timeout")
     }
 
     fn count_mismatch(&self, job: &Job, manifest: &Manifest) -> Option<String> {

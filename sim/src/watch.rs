@@ -4,8 +4,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use steadfast_audit::history::{Checker, HistoryReport};
-use steadfast_common::records::ResultRecord;
 use steadfast_common::records::keys::Keys;
+use steadfast_common::records::rendezvous::RoundRecord;
+use steadfast_common::records::{JobOutcome, ResultRecord};
 
 use crate::audit::Auditor;
 use crate::checks::Observed;
@@ -23,6 +24,8 @@ pub struct Watch<'a> {
     /// Number of deletions in the store that were checked.
     deleted: u64,
     observed: Arc<Mutex<Observed>>,
+    /// The last round of an elastic job.
+    round: Option<RoundRecord>,
     /// The result of the job, once it has ended.
     pub result: Option<ResultRecord>,
     /// The simulated time of the result.
@@ -45,6 +48,7 @@ impl<'a> Watch<'a> {
             generation_check: GenerationCheck::default(),
             deleted: 0,
             observed,
+            round: None,
             result: None,
             ended: Duration::ZERO,
         }
@@ -63,12 +67,20 @@ impl<'a> Watch<'a> {
             self.auditor.follow(&revision);
             self.pointer.follow(self.keys, &revision);
             broken.extend(self.generation_check.follow(self.keys, &revision));
-            let result = revision.changes.iter().find(|it| it.key == self.keys.result());
-            if let Some(text) = result.and_then(|it| it.value.as_ref()) {
+            let value = |key: String| {
+                let mut of_key = revision.changes.iter().filter(|it| it.key == key);
+                of_key.find_map(|it| it.value.as_deref())
+            };
+            if let Some(text) = value(self.keys.formed_round()) {
+                self.round = serde_json::from_str(text).ok();
+            }
+            if let Some(text) = value(self.keys.result()) {
                 self.result = serde_json::from_str(text).ok();
                 self.ended = scene.world.now();
+                broken.extend(self.unfounded_end());
             }
         }
+        broken.extend(self.unknown_success());
         broken.extend(self.checker.report.broken.iter().map(ToString::to_string));
         broken.append(&mut self.observed.lock().expect("one thread").broken);
         broken.extend(scene.cluster.strange());
@@ -82,5 +94,23 @@ impl<'a> Watch<'a> {
         }
         broken.extend(self.auditor.check());
         broken
+    }
+
+    fn has_succeeded(&self) -> bool {
+        self.result.as_ref().is_some_and(|result| result.state == JobOutcome::Finished)
+    }
+
+    /// Returns the rule that the success of an elastic job violates.
+    fn unfounded_end(&self) -> Option<String> {
+        let last = self.round.as_ref().filter(|_| self.has_succeeded())?;
+        self.observed.lock().expect("one thread").workers.unfounded_end(last)
+    }
+
+    /// Returns that an agent has taken the job for a success, unless it is one.
+    fn unknown_success(&self) -> Option<String> {
+        let is_known = self.observed.lock().expect("one thread").workers.has_agent_succeeded;
+        let result = &self.result;
+        (is_known && !self.has_succeeded())
+            .then(|| format!("an agent has ended as if the job had succeeded: {result:?}"))
     }
 }

@@ -1,5 +1,7 @@
 //! What the processes of a simulated cluster run: a training job, or an elastic job.
 
+use std::time::Duration;
+
 use steadfast_common::job::elastic::ElasticSpec;
 use steadfast_common::job::spec;
 use steadfast_common::records::rendezvous::NodeRange;
@@ -55,7 +57,17 @@ pub struct ElasticJob {
     pub steps: u64,
     /// One of this many steps fails.
     pub failures: u64,
+    /// Failures of the workers of a node after which they are started again.
+    pub restarts_max: u32,
+    /// Whether the workers use the service of their agent, as `steadfast.elastic` does.
+    pub uses_agent: bool,
+    /// Time for workers to leave a round.
+    pub reset_timeout: Duration,
+    pub hang_timeout: Option<Duration>,
 }
+
+/// Restarts that are enough for each job.
+pub(crate) const RESTARTS_ENOUGH: u32 = 1000;
 
 impl Workload {
     /// Returns the job with this number.
@@ -121,10 +133,24 @@ impl ElasticJob {
         let min = rng.between(1, 3) as u32;
         let nodes = NodeRange::new(min, min + rng.between(0, 3) as u32).expect("min is the least");
         let mut spec = ElasticSpec::new("trial", nodes);
-        spec.nodes.last_call = std::time::Duration::from_secs(rng.between(0, 3));
-        spec.nodes.join_timeout = std::time::Duration::from_secs(rng.between(5, 20));
+        spec.nodes.last_call = Duration::from_secs(rng.between(0, 3));
+        spec.nodes.join_timeout = Duration::from_secs(rng.between(5, 20));
         let (steps, failures) = (rng.between(3, 15), *rng.one_of(&[10, 40, 1000]));
-        Self { number, spec, nodes, steps, failures }
+        let restarts_max = if rng.happens(0.2) { rng.below(4) as u32 } else { RESTARTS_ENOUGH };
+        let uses_agent = rng.happens(0.8);
+        let reset_timeout = Duration::from_secs(*rng.one_of(&[1, 5, 20]));
+        let hang_timeout = rng.happens(0.2).then(|| Duration::from_secs(rng.between(8, 20)));
+        Self {
+            number,
+            spec,
+            nodes,
+            steps,
+            failures,
+            restarts_max,
+            uses_agent,
+            reset_timeout,
+            hang_timeout,
+        }
     }
 
     /// Returns a job of two to three nodes with few steps, of which none fails.
@@ -133,6 +159,7 @@ impl ElasticJob {
         job.nodes = NodeRange::new(2, 3).expect("2 is less than 3");
         (job.spec.nodes.min, job.spec.nodes.max) = (job.nodes.min(), job.nodes.max());
         (job.steps, job.failures) = (3, u64::MAX);
+        (job.restarts_max, job.uses_agent) = (RESTARTS_ENOUGH, true);
         job
     }
 }

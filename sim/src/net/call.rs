@@ -58,6 +58,9 @@ struct Lane {
     last: Duration,
 }
 
+/// Distinguishes the numbers of calls within a machine.
+const LOCAL: u64 = 1 << 63;
+
 /// Probability that a request arrives in two parts.
 const IN_TWO: f64 = 0.2;
 
@@ -178,21 +181,35 @@ impl Net {
         Channel { net: self.clone(), from, to: address.parse().ok() }
     }
 
+    /// Returns the number and the outcome of a call between machines.
+    fn remote_call(&self) -> (u64, CallOutcome) {
+        let mut state = self.state();
+        state.made += 1;
+        if state.made.is_multiple_of(256) {
+            state.calls.retain(|_, call| call.strong_count() != 0);
+        }
+        let network_model = state.network_model.clone();
+        let number = state.made;
+        let decided = state.outcomes.get(&number).copied();
+        drop(state);
+        let drawn = self.world().roll(|rng| network_model.outcome(rng));
+        (number, decided.unwrap_or(drawn))
+    }
+
+    /// Returns the number and the outcome of a call within a machine, which no link can break. Deviations do not count
+    /// it.
+    fn local_call(&self) -> (u64, CallOutcome) {
+        let mut state = self.state();
+        state.made_locally += 1;
+        (LOCAL | state.made_locally, CallOutcome::Whole)
+    }
+
     fn call(&self, from: ProcessId, to: Option<SocketAddr>, request: Request) -> Calling {
-        let (number, machine, target, outcome) = {
-            let mut state = self.state();
-            state.made += 1;
-            if state.made.is_multiple_of(256) {
-                state.calls.retain(|_, call| call.strong_count() != 0);
-            }
-            let machine = state.machines[&from];
-            let target = to.map_or(machine, |to| machine_of(&to));
-            let network_model = state.network_model.clone();
-            let number = state.made;
-            let decided = state.outcomes.get(&number).copied();
-            drop(state);
-            let drawn = self.world().roll(|rng| network_model.outcome(rng));
-            (number, machine, target, decided.unwrap_or(drawn))
+        let machine = self.state().machines[&from];
+        let target = to.map_or(machine, |to| machine_of(&to));
+        let (number, outcome) = match to.is_some() && machine == target {
+            true => self.local_call(),
+            false => self.remote_call(),
         };
         let (parts, mut body) = request.into_parts();
         let call = Arc::new(Call {
