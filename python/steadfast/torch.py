@@ -29,8 +29,37 @@ _EVALUATED = 1024
 
 
 def accuracy(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-    """Returns 1 for each record whose largest output is that of its label, else 0."""
+    """Returns 1 for each record whose largest output is that of its label, else 0.
+
+    The output has a number for each class (records × classes), the label the number of a class. With one output for
+    each record there is no largest one, so a module with one logit takes a metric of its own::
+
+        metrics={"accuracy": lambda output, label: ((output.flatten() > 0) == label).float()}
+
+    Raises:
+        InvalidError: The output has no classes, or the label another shape than the output without them.
+    """
+    if output.dim() < 2 or output.shape[-1] == 1:
+        raise InvalidError(
+            f"`accuracy` compares the outputs of the classes, and the output has the shape {list(output.shape)}, one "
+            "number for each record; for one logit pass a metric of your own, such as "
+            "`lambda output, label: ((output.flatten() > 0) == label).float()`"
+        )
+    if label.shape != output.shape[:-1]:
+        raise InvalidError(
+            f"`accuracy` takes labels of the shape {list(output.shape[:-1])} for the output "
+            f"{list(output.shape)}, and these have {list(label.shape)}; {_label_remedy(output, label)}"
+        )
     return (output.argmax(dim=-1) == label).to(torch.float32)
+
+
+def _label_remedy(output: torch.Tensor, label: torch.Tensor) -> str:
+    """Returns what to do about labels that are not one class for each output."""
+    if label.shape == (*output.shape[:-1], 1):
+        return "squeeze the label: `lambda output, label: steadfast.torch.accuracy(output, label.squeeze(-1))`"
+    if label.shape == output.shape:
+        return "take the class: `lambda output, label: steadfast.torch.accuracy(output, label.argmax(dim=-1))`"
+    return "pass a metric of your own that compares them"
 
 
 class Model(_Model):
@@ -43,7 +72,9 @@ class Model(_Model):
             functions do, or their sum with ``reduction="sum"``. That it is what ``reduction`` says is checked by
             computing it for some records together and one by one, or ``min_records`` by ``min_records``: with the
             first micro-batches, and from time to time.
-        metrics: One metric by name: called with output and label, returns one value for each record.
+        metrics: One metric by name: called with output and label, returns one value for each record, a tensor of the
+            shape (records,). The job shows their mean over all held-out records. They are evaluated in parts, so a
+            value that compares records with each other, such as the area under a curve, is no such metric.
         reduction: What ``loss`` returns: ``"mean"`` or ``"sum"`` of the records' losses, or ``"coupled"`` of a loss
             that compares the records of a micro-batch with each other, as contrastive losses do. The latter
             counts as a mean, which depends on ``micro_batch`` in the job file, and is not checked.
@@ -207,7 +238,7 @@ class Model(_Model):
                 sample = self._loss_check.sample(output, part)
                 loss_sum += self._sum(output, part).item()
                 if self._metric is not None:
-                    metric_sum += self._metric_sum(self._metric(output, part), len(part))
+                    metric_sum += self._metric_sum(self._metric(output, part), output, part)
                 self._loss_check.check(sample, functools.partial(self._output_from, inputs, start))
         self._check_constant()
         return loss_sum, loss_sum if self._metric is None else metric_sum
@@ -243,10 +274,27 @@ class Model(_Model):
                 )
 
     @staticmethod
-    def _metric_sum(values: torch.Tensor, records: int) -> float:
-        if values.shape[:1] != (records,):
-            raise InvalidError(f"the metric has the shape {list(values.shape)}; return one value for each record")
-        return values.sum().item()
+    def _metric_sum(values: Any, output: Any, label: torch.Tensor) -> float:
+        """Returns the sum of a metric, which has one value for each record.
+
+        Of another shape it compares records with each other: an output of records × 1 and as many labels make
+        records × records.
+        """
+        shape = tuple(getattr(values, "shape", ()))
+        records = len(label)
+        if shape == (records,):
+            return float(values.sum().item())
+        found = f"a {type(values).__name__}" if not hasattr(values, "shape") else f"the shape {list(shape)}"
+        remedy = "a metric of all records together, such as the area under a curve, has no such values"
+        if shape[:1] == (records,):
+            remedy = "take the mean over the other dimensions, such as `.flatten(1).mean(dim=1)`"
+        if len(shape) == 2 and shape[0] == records and shape[1] in (1, records):
+            given = f"the output {list(output.shape)}, " if isinstance(output, torch.Tensor) else ""
+            remedy = f"{given}the labels {list(label.shape)}: give both one dimension, with `squeeze(1)`"
+        raise InvalidError(
+            f"the metric of {records} records has {found}; return one value for each record, of the shape "
+            f"[{records}] ({remedy})"
+        )
 
     def _load(self, parameters: Mapping[str, Any]) -> None:
         """Copies the arrays into the module: its code may change parameters and buffers in place."""

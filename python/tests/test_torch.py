@@ -349,8 +349,58 @@ def test_a_record_that_a_layer_does_not_take_is_named():
 def test_a_metric_of_all_records_is_refused():
     mean = {"accuracy": lambda output, label: st.accuracy(output, label).mean()}
     model = st.Model(torch.nn.Linear(6, 2), LOSS, metrics=mean)
-    with pytest.raises(steadfast.InvalidError, match="one value for each record"):
+    with pytest.raises(steadfast.InvalidError, match=r"has the shape \[\]; return one value for each record"):
         model.evaluate(read_only(model), batch(3))
+    number = {"accuracy": lambda output, label: st.accuracy(output, label).sum().item()}
+    model = st.Model(torch.nn.Linear(6, 2), LOSS, metrics=number)
+    with pytest.raises(steadfast.InvalidError, match="has a float; return one value for each record"):
+        model.evaluate(read_only(model), batch(3))
+
+
+@pytest.mark.parametrize("records", [8, 1])
+@pytest.mark.parametrize(
+    ("metric", "remedy"),
+    [
+        (lambda o, y: ((o > 0).float() == y).float(), r"output \[{0}, 1\], the labels \[{0}\].*`squeeze\(1\)`"),
+        (lambda o, y: ((o > 0).float() == y[:, None]).float(), r"shape \[{0}, 1\].*`squeeze\(1\)`"),
+        (lambda o, y: (o - y[:, None]).abs().expand(-1, 5), r"shape \[{0}, 5\].*`\.flatten\(1\)\.mean\(dim=1\)`"),
+    ],
+)
+def test_a_metric_that_compares_each_with_each_is_refused(metric, remedy, records):
+    def loss(output, label):
+        return torch.nn.functional.binary_cross_entropy_with_logits(output.squeeze(1), label)
+
+    model = st.Model(torch.nn.Linear(6, 1), loss, metrics={"accuracy": metric}, label=torch.float32)
+    with pytest.raises(steadfast.InvalidError, match=remedy.format(records)):
+        model.evaluate(read_only(model), batch(records))
+
+
+def test_accuracy_refuses_a_single_output_and_labels_of_another_shape():
+    label = torch.tensor([0, 1, 1, 0])
+    for output in (torch.rand(4, 1), torch.rand(4)):
+        with pytest.raises(steadfast.InvalidError, match="one logit.*output.flatten"):
+            st.accuracy(output, label)
+    output = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+    with pytest.raises(steadfast.InvalidError, match=r"these have \[4, 1\]; squeeze the label.*label.squeeze\(-1\)"):
+        st.accuracy(output, label[:, None])
+    with pytest.raises(steadfast.InvalidError, match=r"these have \[4, 2\]; take the class.*argmax"):
+        st.accuracy(output, output)
+    with pytest.raises(steadfast.InvalidError, match=r"these have \[3\]"):
+        st.accuracy(output, label[:3])
+    assert st.accuracy(output, label).tolist() == [1, 0, 1, 0]
+    # Of tokens, which a metric adds up itself.
+    tokens = st.accuracy(output.view(2, 2, 2), label.view(2, 2))
+    assert tokens.tolist() == [[1, 0], [1, 0]]
+
+
+def test_the_metric_of_one_logit_is_that_of_its_example():
+    net = torch.nn.Sequential(torch.nn.Linear(6, 1), torch.nn.Flatten(0))
+    metric = {"accuracy": lambda output, label: ((output.flatten() > 0) == label).float()}
+    model = st.Model(net, torch.nn.BCEWithLogitsLoss(), metrics=metric)
+    parameters, records = read_only(model), batch(8)
+    _, correct = model.evaluate(parameters, records)
+    found = records["features"] @ parameters["0.weight"][0] + parameters["0.bias"] > 0
+    assert correct == (found == records["label"]).sum()
 
 
 def test_frozen_parameters_are_part_of_the_fingerprint():
