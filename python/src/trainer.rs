@@ -199,9 +199,10 @@ impl Trainer {
                 let count = records.len() as u64;
                 let sums = self.model(py).and_then(|model| {
                     let parameters = arrays::parameters(py, &parameters)?;
-                    let given = (parameters, self.transformed(py, records, None)?);
-                    let sums: (f64, f64) = model.call_method1("evaluate", given)?.extract()?;
-                    let (loss_sum, metric_sum) = sums;
+                    let given = (model, parameters, self.transformed(py, records, None)?, count);
+                    let evaluated =
+                        py.import("steadfast.model")?.call_method1("evaluated", given)?;
+                    let (loss_sum, metric_sum): (f64, f64) = evaluated.extract()?;
                     Ok(Evaluation { records: count, loss_sum, metric_sum })
                 });
                 reply.send(reported(py, sums)?);

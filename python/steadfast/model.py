@@ -98,7 +98,11 @@ class Model(abc.ABC):
 
     @abc.abstractmethod
     def evaluate(self, parameters: Mapping[str, Any], batch: Batch) -> Tuple[float, float]:
-        """Returns the sums of loss and metric over the records, without random numbers."""
+        """Returns the sums of loss and metric over the records, two numbers, without random numbers.
+
+        The sum of a comparison of arrays whose shapes differ, such as records × 1 and records, is that of each
+        record with each: nothing notices it.
+        """
 
     def numerics(self) -> str:
         """Returns a text that is the same on all machines on which this model computes the same bits.
@@ -122,6 +126,27 @@ def transformed(model: Model, batch: Batch, key: Optional["Key"], records: int) 
                 " (a column of lists is a pair of values and offsets, with the last offset)"
             )
     return found
+
+
+def evaluated(model: Model, parameters: Mapping[str, Any], batch: Batch, records: int) -> Tuple[float, float]:
+    """Returns the sums of loss and metric that a model's ``evaluate`` returns for so many records."""
+    found = model.evaluate(parameters, batch)
+    if not isinstance(found, (tuple, list)) or len(found) != 2:
+        raise InvalidError(
+            f"`evaluate` returned a {type(found).__name__}; return two numbers, the sums of loss and metric"
+        )
+    return as_sum("loss", found[0], records), as_sum(model.metric_name, found[1], records)
+
+
+def as_sum(name: str, value: Any, records: int) -> float:
+    """Returns a sum over so many records as a number; refuses values that were not added."""
+    shape = tuple(getattr(value, "shape", ()))
+    if shape != ():
+        raise InvalidError(
+            f"the sum of the {name} of {records} records has the shape {list(shape)}; return one number, the sum "
+            "over the records"
+        )
+    return float(value)
 
 
 def records_of(column: Any) -> Optional[int]:

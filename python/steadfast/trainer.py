@@ -22,6 +22,7 @@ from typing import Callable, Optional, Sequence, Tuple
 from . import _native
 from .client import Trainer, leave_all
 from .errors import InvalidError, SteadfastError, described
+from .model import as_sum
 
 __all__ = ["main"]
 
@@ -74,7 +75,7 @@ def _compute(args: Sequence[str]) -> None:
         for work in trainer:
             try:
                 loss_sum, gradients = trainer.model.gradient(work.parameters, work.batch, work.key)
-                work.push(gradients, loss_sum=float(loss_sum))
+                work.push(gradients, loss_sum=as_sum("loss", loss_sum, work.records))
             except Exception as error:
                 _fail(work, described(error))
 
