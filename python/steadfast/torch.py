@@ -16,6 +16,7 @@ import torch
 from . import devices
 from ._embedding import Embedding, EmbeddingBag, Tables, column_ids
 from ._loss import LossCheck, check_reduction, computes, explained
+from ._state import buffer_places, check_averaged, check_wrappers, persistent, trained
 from .errors import InvalidError
 from .model import Batch, records_of
 from .model import Model as _Model
@@ -101,7 +102,8 @@ class Model(_Model):
             trained, which normalizes no single record, else 1. See :attr:`steadfast.Model.min_records`.
 
     Raises:
-        InvalidError: The module has parameters or buffers that cannot be trained faithfully.
+        InvalidError: The module has parameters or buffers that cannot be trained faithfully, or is or has a wrapper
+            that changes their names, such as the result of ``torch.compile``.
     """
 
     def __init__(
@@ -128,6 +130,7 @@ class Model(_Model):
         if metrics is not None and len(metrics) != 1:
             raise InvalidError("`metrics` takes one metric by name")
         check_reduction(loss, reduction)
+        check_wrappers(module)
         self.device = _device(device)
         _deterministic(threads)
         module.to(self.device)
@@ -146,8 +149,8 @@ class Model(_Model):
             self.metric_name, self._metric = next(iter(metrics.items()))
         self._tables = Tables(module)
         self._trained = _trained(module, master_weights, bool(self._tables.declared))
-        owners = _buffers(module)
-        kept = [name for name in owners if name in module.state_dict(keep_vars=True)]
+        owners = buffer_places(module)
+        kept = persistent(module, owners)
         if kept and buffers is None:
             raise InvalidError(
                 f"the buffer `{kept[0]}` is part of the module's state but no parameter, so its changes "
@@ -160,7 +163,7 @@ class Model(_Model):
         # A module may replace its buffers, so they are looked up by name each time.
         self._as_built = {name: self._buffer(name).detach().clone() for name in owners}
         for name in self._averaged:
-            _check_averaged(name, self._as_built[name])
+            check_averaged(name, self._as_built[name])
         self._initial = {
             name: it.detach().to("cpu", torch.float32, copy=True).numpy() for name, it in self._state().items()
         }
@@ -261,7 +264,7 @@ class Model(_Model):
         return {**self._trained, **{name: self._buffer(name) for name in self._averaged}}
 
     def _buffer(self, name: str) -> torch.Tensor:
-        owner, key = self._owners[name]
+        owner, key = self._owners[name][0]
         found = owner._buffers[key]
         assert found is not None
         return found
@@ -309,7 +312,7 @@ class Model(_Model):
             given = self._crossing.arriving(given)
         for name, parameter in self._trained.items():
             parameter.data.copy_(given[name], non_blocking=True)
-        for name, (owner, key) in self._owners.items():
+        for name, ((owner, key), *_) in self._owners.items():
             if name in self._averaged:
                 like = self._as_built[name]
                 owner._buffers[key] = given[name].to(like.device, like.dtype, copy=True)
@@ -556,10 +559,10 @@ def _describe(device: torch.device) -> str:
 
 def _trained(module: torch.nn.Module, master_weights: bool, has_tables: bool) -> Dict[str, torch.nn.Parameter]:
     """Returns the parameters that are trained, by name; tied ones once."""
-    trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
-    if not trained and not has_tables:
+    found = trained(module)
+    if not found and not has_tables:
         raise InvalidError("the module has no parameter that requires a gradient")
-    for name, parameter in trained.items():
+    for name, parameter in found.items():
         if parameter.dtype in (torch.float16, torch.bfloat16):
             if not master_weights:
                 raise InvalidError(
@@ -568,29 +571,7 @@ def _trained(module: torch.nn.Module, master_weights: bool, has_tables: bool) ->
                 )
         elif parameter.dtype != torch.float32:
             raise InvalidError(f"the parameter `{name}` is {parameter.dtype}; convert the module with `.float()`")
-    return trained
-
-
-def _buffers(module: torch.nn.Module) -> Dict[str, Tuple[torch.nn.Module, str]]:
-    """Returns the layer of each buffer, and its name there, by full name."""
-    found = {}
-    known = {name for name, _ in module.named_buffers()}
-    for prefix, layer in module.named_modules():
-        for key in layer._buffers:
-            name = f"{prefix}.{key}".lstrip(".")
-            if name in known:
-                found[name] = (layer, key)
     return found
-
-
-def _check_averaged(name: str, buffer: torch.Tensor) -> None:
-    is_counter = buffer.dim() == 0 and not buffer.is_floating_point() and not buffer.is_complex()
-    is_float = buffer.dtype == torch.float32 and bool(torch.isfinite(buffer).all())
-    if not (is_counter or is_float):
-        raise InvalidError(
-            f"the buffer `{name}` ({buffer.dtype}) cannot be averaged: only finite float32 buffers and "
-            "counters can; register it with `persistent=False` if it never changes"
-        )
 
 
 def _deterministic(threads: int) -> None:

@@ -436,6 +436,37 @@ def test_a_parameter_without_a_gradient_counts_as_zero():
 
 
 @pytest.mark.parametrize(
+    ("wrap", "message"),
+    [
+        (
+            torch.compile,
+            r"the module is wrapped in OptimizedModule, .*`_orig_mod.…`.*pass the module itself.*`module.compile\(\)`",
+        ),
+        (torch.nn.DataParallel, "the module is wrapped in DataParallel, .*`module.…`.*pass the module itself, `net.module`"),
+        (torch.optim.swa_utils.AveragedModel, "the module is wrapped in AveragedModel, .*no job calls that.*the module itself"),
+        (lambda net: torch.nn.Sequential(net, torch.compile(torch.nn.Linear(2, 2))), "`1` is wrapped in OptimizedModule, .*"),
+    ],
+)
+def test_a_wrapper_that_changes_the_names_of_parameters_is_refused(wrap, message):
+    with pytest.raises(steadfast.InvalidError, match=message):
+        st.Model(wrap(torch.nn.Linear(6, 2)), LOSS)
+
+
+def test_a_module_that_is_compiled_in_place_keeps_its_names():
+    net = torch.nn.Linear(6, 2)
+    plain = st.Model(net, LOSS)
+    parameters = read_only(plain)
+    loss_sum, _ = plain.gradient(parameters, batch(4), KEY)
+    net.compile(backend="eager")
+    model = st.Model(net, LOSS)
+    assert list(model.parameters()) == ["weight", "bias"]
+    assert model.gradient(parameters, batch(4), KEY)[0] == loss_sum
+    # A part without parameters that are trained has no names that matter.
+    frozen = torch.compile(torch.nn.Linear(6, 6).requires_grad_(False), backend="eager")
+    assert list(st.Model(torch.nn.Sequential(frozen, net), LOSS).parameters()) == ["1.weight", "1.bias"]
+
+
+@pytest.mark.parametrize(
     ("net", "message"),
     [
         (torch.nn.Linear(6, 2).half(), "float16.*float()"),

@@ -1,0 +1,87 @@
+"""What of a module a job trains: which parameters and buffers travel, and under which names."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, Optional, Tuple
+
+import torch
+
+from .errors import InvalidError
+
+__all__ = ["Places", "buffer_places", "check_averaged", "check_wrappers", "persistent", "trained"]
+
+Places = List[Tuple[torch.nn.Module, str]]
+"""The layers that have a tensor, each with its name there."""
+
+
+def trained(module: torch.nn.Module) -> Dict[str, torch.nn.Parameter]:
+    """Returns the parameters that are trained, by name; tied ones once, under their first name."""
+    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
+def buffer_places(module: torch.nn.Module) -> Dict[str, Places]:
+    """Returns the places of each buffer, by its first name. Layers may share one."""
+    first: Dict[int, str] = {}
+    found: Dict[str, Places] = {}
+    for prefix, layer in module.named_modules():
+        for key, buffer in layer._buffers.items():
+            if buffer is not None:
+                name = first.setdefault(id(buffer), f"{prefix}.{key}".lstrip("."))
+                found.setdefault(name, []).append((layer, key))
+    return found
+
+
+def persistent(module: torch.nn.Module, places: Mapping[str, Places]) -> List[str]:
+    """Returns the names of the buffers that belong to the module's state."""
+    state = module.state_dict(keep_vars=True)
+    return [name for name in places if name in state]
+
+
+def check_wrappers(module: torch.nn.Module) -> None:
+    """Checks that no wrapper stands between the module and its parameters, whose names would have a prefix.
+
+    Raises:
+        InvalidError: There is one; says what to pass in its place.
+    """
+    for path, layer in module.named_modules():
+        reason = _wrapper(layer)
+        if reason is not None and trained(layer):
+            where = "the module" if path == "" else f"`{path}`"
+            raise InvalidError(f"{where} is wrapped in {type(layer).__name__}, {reason}")
+
+
+def _wrapper(layer: torch.nn.Module) -> Optional[str]:
+    """Returns why a layer that wraps a module is not taken in its place, and what to do; ``None`` of others."""
+    name = type(layer).__name__
+    if name == "OptimizedModule" and "_orig_mod" in layer._modules:
+        return (
+            "the result of `torch.compile`: its parameters would be trained as `_orig_mod.…`, names that the module "
+            "itself does not have; pass the module itself, after `module.compile()` if it is to be compiled"
+        )
+    if isinstance(layer, torch.optim.swa_utils.AveragedModel):
+        return (
+            "which is an average of parameters that `update_parameters` adds to, and no job calls that: its copy would "
+            "be trained in place of the module, as `module.…`; pass the module itself"
+        )
+    parallel = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
+    if isinstance(layer, parallel) or name == "FullyShardedDataParallel":
+        return (
+            "which divides work that the trainers of the job divide already: its parameters would be trained as "
+            "`module.…`, names that the module itself does not have; pass the module itself, `net.module`"
+        )
+    return None
+
+
+def check_averaged(name: str, buffer: torch.Tensor) -> None:
+    """Checks that a buffer can be averaged.
+
+    Raises:
+        InvalidError: It cannot.
+    """
+    is_counter = buffer.dim() == 0 and not buffer.is_floating_point() and not buffer.is_complex()
+    is_float = buffer.dtype == torch.float32 and bool(torch.isfinite(buffer).all())
+    if not (is_counter or is_float):
+        raise InvalidError(
+            f"the buffer `{name}` ({buffer.dtype}) cannot be averaged: only finite float32 buffers and "
+            "counters can; register it with `persistent=False` if it never changes"
+        )
