@@ -8,7 +8,7 @@ import torch
 
 from .errors import InvalidError
 
-__all__ = ["Places", "buffer_places", "check_averaged", "check_wrappers", "persistent", "trained"]
+__all__ = ["Places", "buffer_places", "check_averaged", "check_wrappers", "move", "persistent", "set_buffer", "trained"]
 
 Places = List[Tuple[torch.nn.Module, str]]
 """The layers that have a tensor, each with its name there."""
@@ -29,6 +29,25 @@ def buffer_places(module: torch.nn.Module) -> Dict[str, Places]:
                 name = first.setdefault(id(buffer), f"{prefix}.{key}".lstrip("."))
                 found.setdefault(name, []).append((layer, key))
     return found
+
+
+def set_buffer(places: Places, value: torch.Tensor) -> None:
+    """Replaces a buffer in all layers that have it."""
+    for layer, key in places:
+        layer._buffers[key] = value
+
+
+def move(module: torch.nn.Module, device: torch.device) -> Dict[str, Places]:
+    """Moves a module to a device, and returns the places of its buffers. Layers that share one still do."""
+    places = buffer_places(module)
+    module.to(device)
+    for layers in places.values():
+        layer, key = layers[0]
+        moved = layer._buffers[key]
+        assert moved is not None
+        # PyTorch moves the buffers of each layer by themselves.
+        set_buffer(layers, moved)
+    return places
 
 
 def persistent(module: torch.nn.Module, places: Mapping[str, Places]) -> List[str]:

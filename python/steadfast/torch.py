@@ -16,7 +16,7 @@ import torch
 from . import devices
 from ._embedding import Embedding, EmbeddingBag, Tables, column_ids
 from ._loss import LossCheck, check_reduction, computes, explained
-from ._state import buffer_places, check_averaged, check_wrappers, persistent, trained
+from ._state import check_averaged, check_wrappers, move, persistent, set_buffer, trained
 from .errors import InvalidError
 from .model import Batch, records_of
 from .model import Model as _Model
@@ -133,7 +133,7 @@ class Model(_Model):
         check_wrappers(module)
         self.device = _device(device)
         _deterministic(threads)
-        module.to(self.device)
+        owners = move(module, self.device)
         self.module = module
         self._loss = loss
         self._reduction = reduction
@@ -149,7 +149,6 @@ class Model(_Model):
             self.metric_name, self._metric = next(iter(metrics.items()))
         self._tables = Tables(module)
         self._trained = _trained(module, master_weights, bool(self._tables.declared))
-        owners = buffer_places(module)
         kept = persistent(module, owners)
         if kept and buffers is None:
             raise InvalidError(
@@ -215,7 +214,7 @@ class Model(_Model):
         for name in self._averaged:
             gradients[name] = (gradients[name] - parameters[name]) * np.float32(len(label))
         gradients.update(self._tables.gradients())
-        self._check_constant()
+        self._check_buffers()
         loss_sum = loss.item()
         # After all that counts: it may call the module.
         self._loss_check.check(sample, functools.partial(self._output_from, inputs, 0))
@@ -243,7 +242,7 @@ class Model(_Model):
                 if self._metric is not None:
                     metric_sum += self._metric_sum(self._metric(output, part), output, part)
                 self._loss_check.check(sample, functools.partial(self._output_from, inputs, start))
-        self._check_constant()
+        self._check_buffers()
         return loss_sum, loss_sum if self._metric is None else metric_sum
 
     def numerics(self) -> str:
@@ -269,12 +268,23 @@ class Model(_Model):
         assert found is not None
         return found
 
-    def _check_constant(self) -> None:
+    def _check_buffers(self) -> None:
+        """Checks what a computation has left in the buffers: one that layers share is looked up in the first of them."""
         for name in self._constant:
-            if not torch.equal(self._as_built[name], self._buffer(name)):
+            if not all(torch.equal(self._as_built[name], it) for it in self._shared(name)):
                 raise InvalidError(
                     f'the computation changes the buffer `{name}`; pass `buffers="mean"`, not "constant"'
                 )
+        for name in self._averaged:
+            if any(it is not self._buffer(name) for it in self._shared(name)):
+                raise InvalidError(
+                    f"the computation replaces the buffer `{name}`, which several layers share, in one of them; change "
+                    "it in place, such as with `copy_`"
+                )
+
+    def _shared(self, name: str) -> List[Any]:
+        """Returns the buffer of each layer that has it."""
+        return [layer._buffers[key] for layer, key in self._owners[name]]
 
     @staticmethod
     def _metric_sum(values: Any, output: Any, label: torch.Tensor) -> float:
@@ -312,12 +322,12 @@ class Model(_Model):
             given = self._crossing.arriving(given)
         for name, parameter in self._trained.items():
             parameter.data.copy_(given[name], non_blocking=True)
-        for name, ((owner, key), *_) in self._owners.items():
+        for name, places in self._owners.items():
             if name in self._averaged:
                 like = self._as_built[name]
-                owner._buffers[key] = given[name].to(like.device, like.dtype, copy=True)
+                set_buffer(places, given[name].to(like.device, like.dtype, copy=True))
             elif name not in self._constant:
-                owner._buffers[key] = self._as_built[name].clone()
+                set_buffer(places, self._as_built[name].clone())
 
     def _to_host(self, tensors: Mapping[str, torch.Tensor]) -> Dict[str, np.ndarray]:
         """Returns the tensors as float32 arrays; those of the CPU with the same memory."""

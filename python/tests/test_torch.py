@@ -13,6 +13,7 @@ from conftest import EXAMPLES
 torch = pytest.importorskip("torch")
 st = pytest.importorskip("steadfast.torch")
 _loss = pytest.importorskip("steadfast._loss")
+_state = pytest.importorskip("steadfast._state")
 
 KEY = SimpleNamespace(seed=5)
 LOSS = torch.nn.functional.cross_entropy
@@ -131,6 +132,71 @@ def test_a_buffer_that_the_module_replaces_is_followed():
     parameters = read_only(outside)
     loss_sum, _ = outside.gradient(parameters, records, KEY)
     assert outside.gradient(parameters, records, KEY)[0] == loss_sum
+
+
+class Sharing(torch.nn.Module):
+    """Two layers of BatchNorm with the same running statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = torch.nn.BatchNorm1d(6), torch.nn.BatchNorm1d(6)
+        self.output = torch.nn.Linear(6, 2)
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            setattr(self.two, name, getattr(self.one, name))
+
+    def forward(self, features):
+        return self.output(self.two(self.one(features)))
+
+
+def test_a_buffer_that_layers_share_stays_shared():
+    net = Sharing()
+    model = st.Model(net, LOSS, buffers="mean")
+    assert set(model.averaged()) == {"one.running_mean", "one.running_var", "one.num_batches_tracked"}
+    parameters = {name: np.array(it) for name, it in read_only(model).items()}
+    parameters["one.running_mean"][:] = 3
+    loss_sum, _ = model.evaluate(parameters, batch(8))
+    twin = Sharing().eval()
+    twin.load_state_dict({name: torch.tensor(it) for name, it in parameters.items()}, strict=False)
+    assert twin.two.running_mean.tolist() == [3] * 6
+    expected = LOSS(twin(torch.tensor(batch(8)["features"])), torch.tensor(batch(8)["label"]).long(), reduction="sum")
+    assert loss_sum == pytest.approx(expected.item(), rel=1e-5)
+    # Both layers change it.
+    _, gradients = model.gradient(parameters, batch(8), KEY)
+    assert gradients["one.num_batches_tracked"] / 8 == 2
+    assert net.one.running_mean is net.two.running_mean
+
+
+def test_a_shared_buffer_that_one_layer_replaces_is_refused():
+    class Replacing(Sharing):
+        def forward(self, features):
+            self.two.running_mean = self.one.running_mean + 1
+            return super().forward(features)
+
+    model = st.Model(Replacing(), LOSS, buffers="mean")
+    with pytest.raises(steadfast.InvalidError, match="replaces the buffer `one.running_mean`.*in place"):
+        model.gradient(read_only(model), batch(8), KEY)
+
+    class Changing(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = (torch.nn.Linear(6, 2) for _ in range(2))
+            self.one.register_buffer("scale", torch.ones(2))
+            self.two.register_buffer("scale", self.one.scale)
+
+        def forward(self, features):
+            self.two.scale = self.two.scale + 1
+            return self.two(features) * self.two.scale + self.one(features)
+
+    model = st.Model(Changing(), LOSS, buffers="constant")
+    with pytest.raises(steadfast.InvalidError, match="changes the buffer `one.scale`"):
+        model.gradient(read_only(model), batch(8), KEY)
+
+
+def test_a_module_that_is_moved_still_shares_its_buffers():
+    net = Sharing()
+    places = _state.move(net, torch.device("meta"))
+    assert net.two.running_mean.device.type == "meta"
+    assert net.one.running_mean is net.two.running_mean and len(places["one.running_mean"]) == 2
 
 
 def test_code_that_changes_parameters_in_place_changes_no_other_computation():
@@ -442,9 +508,18 @@ def test_a_parameter_without_a_gradient_counts_as_zero():
             torch.compile,
             r"the module is wrapped in OptimizedModule, .*`_orig_mod.…`.*pass the module itself.*`module.compile\(\)`",
         ),
-        (torch.nn.DataParallel, "the module is wrapped in DataParallel, .*`module.…`.*pass the module itself, `net.module`"),
-        (torch.optim.swa_utils.AveragedModel, "the module is wrapped in AveragedModel, .*no job calls that.*the module itself"),
-        (lambda net: torch.nn.Sequential(net, torch.compile(torch.nn.Linear(2, 2))), "`1` is wrapped in OptimizedModule, .*"),
+        (
+            torch.nn.DataParallel,
+            "the module is wrapped in DataParallel, .*`module.…`.*pass the module itself, `net.module`",
+        ),
+        (
+            torch.optim.swa_utils.AveragedModel,
+            "the module is wrapped in AveragedModel, .*no job calls that.*the module itself",
+        ),
+        (
+            lambda net: torch.nn.Sequential(net, torch.compile(torch.nn.Linear(2, 2))),
+            "`1` is wrapped in OptimizedModule, .*",
+        ),
     ],
 )
 def test_a_wrapper_that_changes_the_names_of_parameters_is_refused(wrap, message):
