@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Optional, Tuple
+from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
 from .errors import InvalidError
 
-__all__ = ["Places", "buffer_places", "check_averaged", "check_wrappers", "move", "persistent", "set_buffer", "trained"]
+__all__ = [
+    "Places",
+    "buffer_at",
+    "buffer_places",
+    "check_averaged",
+    "check_wrappers",
+    "misfits",
+    "move",
+    "persistent",
+    "set_buffer",
+    "trained",
+]
 
 Places = List[Tuple[torch.nn.Module, str]]
 """The layers that have a tensor, each with its name there."""
+
+
+_SHOWN = 8
+"""The most names that an error lists."""
 
 
 def trained(module: torch.nn.Module) -> Dict[str, torch.nn.Parameter]:
@@ -31,6 +46,14 @@ def buffer_places(module: torch.nn.Module) -> Dict[str, Places]:
     return found
 
 
+def buffer_at(places: Places) -> torch.Tensor:
+    """Returns a buffer: that of the first layer that has it."""
+    layer, key = places[0]
+    found = layer._buffers[key]
+    assert found is not None
+    return found
+
+
 def set_buffer(places: Places, value: torch.Tensor) -> None:
     """Replaces a buffer in all layers that have it."""
     for layer, key in places:
@@ -42,11 +65,8 @@ def move(module: torch.nn.Module, device: torch.device) -> Dict[str, Places]:
     places = buffer_places(module)
     module.to(device)
     for layers in places.values():
-        layer, key = layers[0]
-        moved = layer._buffers[key]
-        assert moved is not None
         # PyTorch moves the buffers of each layer by themselves.
-        set_buffer(layers, moved)
+        set_buffer(layers, buffer_at(layers))
     return places
 
 
@@ -104,3 +124,29 @@ def check_averaged(name: str, buffer: torch.Tensor) -> None:
             f"the buffer `{name}` ({buffer.dtype}) cannot be averaged: only finite float32 buffers and "
             "counters can; register it with `persistent=False` if it never changes"
         )
+
+
+def misfits(expected: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor]) -> List[str]:
+    """Returns in words what is missing, what is too much, and what has another shape; nothing if all fits."""
+    missing = [name for name in expected if name not in given]
+    extra = [name for name in given if name not in expected]
+    both = (name for name in expected if name in given)
+    shapes = [
+        f"`{name}` has the shape {list(given[name].shape)}, and in the module {list(expected[name].shape)}"
+        for name in both
+        if given[name].shape != expected[name].shape
+    ]
+    found = [f"{_listed(missing)} missing"] if missing else []
+    found += [f"{_listed(extra)} not trained in this module"] if extra else []
+    return found + list(_first(shapes))
+
+
+def _listed(names: Sequence[str]) -> str:
+    verb = "is" if len(names) == 1 else "are"
+    return f"{', '.join(_first([f'`{name}`' for name in names]))} {verb}"
+
+
+def _first(items: Sequence[str]) -> Iterator[str]:
+    yield from items[:_SHOWN]
+    if len(items) > _SHOWN:
+        yield f"{len(items) - _SHOWN} more"

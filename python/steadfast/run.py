@@ -195,7 +195,7 @@ class Run:
     def model(self, framework: Optional[str] = None) -> Dict[str, Any]:
         """Returns the parameters of the latest checkpoint, or of the finished job, by name.
 
-        ``net.load_state_dict(run.model("torch"))`` takes them as they are.
+        :func:`steadfast.torch.load` copies them into a module of PyTorch.
 
         Args:
             framework: ``"numpy"`` or ``"torch"``; by default PyTorch's tensors if the program has imported

@@ -13,17 +13,27 @@ from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Seq
 import numpy as np
 import torch
 
-from . import devices
+from . import _native, devices
 from ._embedding import Embedding, EmbeddingBag, Tables, column_ids
 from ._loss import LossCheck, check_reduction, computes, explained
-from ._state import check_averaged, check_wrappers, move, persistent, set_buffer, trained
+from ._state import (
+    buffer_at,
+    buffer_places,
+    check_averaged,
+    check_wrappers,
+    misfits,
+    move,
+    persistent,
+    set_buffer,
+    trained,
+)
 from .errors import InvalidError
 from .model import Batch, records_of
 from .model import Model as _Model
 from .randomness import seed_all
 from .tables import Table
 
-__all__ = ["Embedding", "EmbeddingBag", "Model", "accuracy"]
+__all__ = ["Embedding", "EmbeddingBag", "Model", "accuracy", "load"]
 
 _EVALUATED = 1024
 """Records that are evaluated at a time."""
@@ -263,10 +273,7 @@ class Model(_Model):
         return {**self._trained, **{name: self._buffer(name) for name in self._averaged}}
 
     def _buffer(self, name: str) -> torch.Tensor:
-        owner, key = self._owners[name][0]
-        found = owner._buffers[key]
-        assert found is not None
-        return found
+        return buffer_at(self._owners[name])
 
     def _check_buffers(self) -> None:
         """Checks what a computation has left in the buffers: one that layers share is looked up in the first of them."""
@@ -459,6 +466,69 @@ class Model(_Model):
                 "correct the target, or take a loss of numbers"
             )
         return explained(self._loss, output, label, error)
+
+
+def load(
+    module: torch.nn.Module,
+    parameters: Union[Mapping[str, Any], str, "os.PathLike[str]"],
+    *,
+    buffers: str = "mean",
+) -> None:
+    """Copies what a job has trained into a module, whose tensors keep their types and devices.
+
+    ::
+
+        net = make_net()
+        steadfast.torch.load(net, run.model())
+
+    All of it is needed, and nothing else is taken: the parameters that require a gradient, tied ones under their first
+    name, and the buffers in the module's state. Parameters that do not require a gradient, and with
+    ``buffers="constant"`` the buffers too, are in no job: they stay as the module was built, so build it as in the
+    job. Rows of embedding tables are not loaded. If something does not fit, the module is as it was.
+
+    Args:
+        module: Has the names and shapes of the one that was trained, and its ``requires_grad``.
+        parameters: Arrays or tensors by name, as :meth:`steadfast.Run.model` and
+            :meth:`steadfast.Trainer.get_parameters` return them, or the path of a model file (safetensors).
+        buffers: ``"mean"`` or ``"constant"``, as it was passed to :class:`Model`.
+
+    Raises:
+        InvalidError: Something is missing, is not trained in this module, or has another shape; names it. Or the file
+            is none of a model.
+        OSError: The file cannot be read.
+    """
+    if buffers not in ("mean", "constant"):
+        raise InvalidError(f'`buffers` is "{buffers}"; use "mean" or "constant"')
+    check_wrappers(module)
+    expected: Dict[str, torch.Tensor] = {**trained(module)}
+    places = buffer_places(module)
+    kept = {name: buffer_at(places[name]) for name in persistent(module, places)}
+    if buffers == "mean":
+        expected.update(kept)
+    given = _given(parameters)
+    found = misfits(expected, given)
+    if found:
+        hint = ""
+        if buffers == "mean" and kept and not any(name in given for name in kept):
+            hint = ' (pass `buffers="constant"` if the job has no buffers, since training does not change them)'
+        raise InvalidError(f"the parameters do not fit the module: {'; '.join(found)}{hint}")
+    with torch.no_grad():
+        for name, tensor in expected.items():
+            tensor.copy_(given[name])
+
+
+def _given(parameters: Union[Mapping[str, Any], str, "os.PathLike[str]"]) -> Dict[str, torch.Tensor]:
+    if isinstance(parameters, (str, os.PathLike)):
+        path = os.fspath(parameters)
+        try:
+            parameters = _native.read_tensors(path)
+        except ValueError as error:
+            raise InvalidError(f"{path}: {error}") from None
+    # A copy of arrays that are read-only, about which PyTorch would warn.
+    return {
+        name: it if isinstance(it, torch.Tensor) else torch.from_numpy(np.array(it, np.float32))
+        for name, it in parameters.items()
+    }
 
 
 class _TakesNumbers(Exception):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -485,6 +487,98 @@ def test_tied_weights_are_one_parameter_and_frozen_ones_do_not_travel():
     net[1].weight = net[0].weight
     net[2].bias.requires_grad_(False)
     assert list(st.Model(net, LOSS).parameters()) == ["0.weight", "0.bias", "1.bias", "2.weight"]
+
+
+class Mixed(torch.nn.Module):
+    """Tied, frozen and trained parameters, and buffers."""
+
+    def __init__(self, fill):
+        super().__init__()
+        self.frozen = torch.nn.Linear(6, 6).requires_grad_(False)
+        self.first, self.tied = torch.nn.Linear(6, 6), torch.nn.Linear(6, 6)
+        self.tied.weight = self.first.weight
+        self.norm = torch.nn.BatchNorm1d(6)
+        self.output = torch.nn.Linear(6, 2)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.fill_(fill)
+            self.norm.running_mean.fill_(fill)
+
+    def forward(self, features):
+        return self.output(self.norm(self.tied(self.first(self.frozen(features)))))
+
+
+def test_what_a_job_has_trained_is_loaded_and_all_else_stays():
+    given = read_only(st.Model(Mixed(3.0), LOSS, buffers="mean"))
+    assert "tied.weight" not in given and "frozen.weight" not in given
+    net = Mixed(1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        st.load(net, given)
+    assert net.tied.weight is net.first.weight and (net.tied.weight == 3).all()
+    assert (net.norm.running_mean == 3).all() and net.norm.num_batches_tracked.dtype == torch.int64
+    assert (net.frozen.weight == 1).all() and net.output.weight.requires_grad
+    # What the module does with its parameters later changes nothing that was given.
+    assert (given["output.weight"] == 3).all() and not given["output.weight"].flags.writeable
+    half = Mixed(1.0).bfloat16()
+    st.load(half, {name: torch.tensor(it) for name, it in given.items()})
+    assert half.output.weight.dtype == torch.bfloat16 and (half.output.weight == 3).all()
+
+
+def test_parameters_that_do_not_fit_a_module_are_named_and_leave_it_as_it_was():
+    given = read_only(st.Model(Mixed(3.0), LOSS, buffers="mean"))
+    net = Mixed(1.0)
+
+    def refused(message, change, **more):
+        changed = dict(given)
+        change(changed)
+        with pytest.raises(steadfast.InvalidError, match=message):
+            st.load(net, changed, **more)
+        assert all((it == 1).all() for it in net.parameters()) and (net.norm.running_mean == 1).all()
+
+    refused("`output.bias` is missing$", lambda it: it.pop("output.bias"))
+    refused("`norm.running_var` is missing$", lambda it: it.pop("norm.running_var"))
+    refused("`head.bias` is not trained in this module", lambda it: it.update({"head.bias": np.zeros(2)}))
+    refused("`frozen.bias` is not trained", lambda it: it.update({"frozen.bias": np.zeros(6)}))
+    shape = r"`output.weight` has the shape \[10, 6\], and in the module \[2, 6\]"
+    refused(shape, lambda it: it.update({"output.weight": np.zeros((10, 6), np.float32)}))
+
+    def prefixed(names):
+        for name in list(names):
+            names["module." + name] = names.pop(name)
+
+    refused("`first.weight`, .* and 3 more|2 more are missing.*`module.first.weight`", prefixed)
+    refused('norm.num_batches_tracked` are missing .pass `buffers="constant"`', without_buffers)
+    refused("`norm.running_mean`, .* are not trained in this module", lambda it: None, buffers="constant")
+    refused('`buffers` is "max"', lambda it: None, buffers="max")
+    without_buffers(given)
+    st.load(net, given, buffers="constant")
+    assert (net.output.weight == 3).all() and (net.norm.running_mean == 1).all()
+    with pytest.raises(steadfast.InvalidError, match="wrapped in DataParallel"):
+        st.load(torch.nn.DataParallel(net), given)
+
+
+def without_buffers(parameters):
+    for name in ("norm.running_mean", "norm.running_var", "norm.num_batches_tracked"):
+        del parameters[name]
+
+
+def test_a_model_file_is_loaded_by_its_path(tmp_path):
+    weight, bias = np.arange(12, dtype="<f4"), np.ones(2, "<f4")
+    places = {"weight": [[2, 6], 0, 48], "bias": [[2], 48, 56]}
+    head = {name: {"dtype": "F32", "shape": shape, "data_offsets": at} for name, (shape, *at) in places.items()}
+    text = json.dumps(head).encode()
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(text).to_bytes(8, "little") + text + weight.tobytes() + bias.tobytes())
+    for path in (file, str(file)):
+        net = torch.nn.Linear(6, 2)
+        st.load(net, path)
+        assert net.weight.flatten().tolist() == weight.tolist() and net.bias.tolist() == [1, 1]
+    with pytest.raises(OSError):
+        st.load(net, tmp_path / "missing")
+    file.write_bytes(file.read_bytes().replace(b"F32", b"I32"))
+    with pytest.raises(steadfast.InvalidError, match="model.safetensors: "):
+        st.load(net, file)
 
 
 def test_a_parameter_without_a_gradient_counts_as_zero():
