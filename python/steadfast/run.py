@@ -19,6 +19,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
 from weakref import WeakSet
 
 from . import _native
+from ._history import History
 from .errors import (
     ConflictError,
     DeniedError,
@@ -139,8 +140,7 @@ class Run:
         """The name of the job."""
         self._where = list(where)
         self._environment = environment
-        self._points: Dict[int, Mapping[str, Any]] = {}
-        self._lock = threading.Lock()
+        self._history = History()
 
     def status(self) -> Dict[str, Any]:
         """Returns the state of the job, as ``steadfast status --output json`` prints it.
@@ -151,21 +151,22 @@ class Run:
             SteadfastError: The job or its etcd was not found, see the subclasses.
         """
         status: Dict[str, Any] = json.loads(self._call("status", "--output", "json"))
-        self._keep(status)
+        self._history.add(status)
         return status
 
     def curves(self) -> Dict[str, List[Optional[float]]]:
-        """Returns the history of the job, as far as it was seen, as columns of one length, which
-        ``pandas.DataFrame`` takes:
-        ``seconds`` since the first point, ``step``, ``examples``, ``loss`` and ``metric`` (``None`` where
-        there was none yet)."""
+        """Returns the history of the job, as far as it was seen, as columns of one length.
+
+        ``pandas.DataFrame`` takes them: ``seconds`` since the first point, ``step``, ``examples``, ``loss`` and
+        ``metric`` (``None`` where there was none yet). Steps increase: when the job goes back to a checkpoint, the
+        points of later steps are dropped, as in TensorBoard.
+        """
         try:
             self.status()
         except SteadfastError:
             # What was seen before is still true.
             pass
-        with self._lock:
-            points = [self._points[key] for key in sorted(self._points)]
+        points = self._history.points()
         first = points[0]["unix_ms"] if points else 0
         return {
             "seconds": [(point["unix_ms"] - first) / 1000 for point in points],
@@ -245,11 +246,6 @@ class Run:
             message = _errors_of(done.stderr.decode("utf-8", "replace"))
             raise _ERRORS.get(done.returncode, SteadfastError)(message)
         return done.stdout.decode("utf-8")
-
-    def _keep(self, status: Mapping[str, Any]) -> None:
-        with self._lock:
-            for point in status.get("points", []):
-                self._points[point["unix_ms"]] = point
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of job {self.name}>"
@@ -355,8 +351,7 @@ class LocalRun(Run):
         if code in _FINISHED:
             # The master's own history ends with it.
             last = {"unix_ms": int(time.time() * 1000), "version": summary["steps"]}
-            more = {name: summary[name] for name in ("examples", "loss", "metric")}
-            self._keep({"points": [{**last, **more}]} if not self._is_kept(summary["steps"]) else {})
+            self._history.add_last({**last, **{name: summary[name] for name in ("examples", "loss", "metric")}})
             return summary
         reason = summary.get("reason") or _errors_of(self._output["stderr"])
         if summary.get("state") == "failed":
@@ -366,10 +361,6 @@ class LocalRun(Run):
         if code < 0:
             reason = f"`steadfast local` was ended by {signal.Signals(-code).name}"
         raise _ERRORS.get(code, SteadfastError)(f"{reason} (logs: {self.data_dir / 'logs'})")
-
-    def _is_kept(self, step: int) -> bool:
-        with self._lock:
-            return any(point["version"] == step for point in self._points.values())
 
     def _read(self, name: str) -> None:
         stream = getattr(self._process, name)

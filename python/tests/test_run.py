@@ -16,7 +16,7 @@ import time
 import numpy as np
 import pytest
 import steadfast
-from conftest import EXAMPLES, until, until_step
+from conftest import EXAMPLES, kill, until, until_step
 
 DIGITS = dict(
     source="../data/digits.parquet",
@@ -102,6 +102,22 @@ def test_a_run_shows_status_curves_and_model(tmp_path):
     # A finished job is not trained again.
     again = steadfast.local(job, data_dir=tmp_path, progress=False)
     assert again.wait(60)["parameters_sha256"] == summary["parameters_sha256"]
+
+
+def test_steps_of_curves_increase_though_the_job_was_rolled_back(tmp_path):
+    job = softmax("curves", passes=10_000, checkpoint=dict(every=datetime.timedelta(minutes=10)))
+    run = steadfast.local(job, data_dir=tmp_path, trainers=1, pservers=1, progress=False)
+
+    def versions():
+        return [it["version"] for it in run.status().get("points", ())]
+
+    with run:
+        # The master adds two points a second: some of them are of steps that are done again.
+        until(run, lambda: 6 <= len(set(versions())))
+        kill(run, "pserver", 0)
+        until(run, lambda: any(after < before for before, after in zip(versions(), versions()[1:])))
+        steps = run.curves()["step"]
+    assert all(before < after for before, after in zip(steps, steps[1:])), steps
 
 
 def test_a_job_that_fails_raises_its_reason(tmp_path):
