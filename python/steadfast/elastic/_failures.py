@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from types import ModuleType
-from typing import Optional, Tuple, Type
+from typing import Iterator, Optional, Tuple, Type
 
 from .errors import CollectiveError, WorkerLost
 
 Types = Tuple[Type[BaseException], ...]
 
-__all__ = ["collective_failure", "may_be_collective"]
+__all__ = ["collective_failure", "may_be_collective", "of_program"]
+
+_MARK = "_steadfast_is_of_program"
+"""Attribute of exceptions that :func:`of_program` has seen."""
+
+
+@contextlib.contextmanager
+def of_program() -> Iterator[None]:
+    """Runs a callback of the program: its exceptions are not taken for failed operations, unless by their type.
+
+    Callbacks are called when workers were lost or added, so the agent knows of a loss whatever raised the exception.
+    """
+    try:
+        yield
+    except Exception as error:
+        setattr(error, _MARK, True)
+        raise
 
 
 def collective_failure(error: BaseException) -> Optional[CollectiveError]:
@@ -28,6 +45,8 @@ def may_be_collective(error: BaseException) -> bool:
 
     gloo, like much else, raises RuntimeError; TensorFlow raises various errors once an operation was aborted.
     """
+    if hasattr(error, _MARK):
+        return False
     tensorflow = sys.modules.get("tensorflow")
     return type(error) is RuntimeError or isinstance(error, _of(tensorflow, "errors", "OpError"))
 

@@ -7,6 +7,7 @@ import sys
 from typing import Callable, List, Optional
 
 from ._agent import ADDED, REMOVED, Agent, Assignment, agent
+from ._failures import of_program
 from ._group import Group, SoloGroup
 from ._sockets import SocketGroup
 from .errors import HostsUpdatedInterrupt
@@ -105,7 +106,8 @@ class Membership:
             self._revision = max(self._revision, revision)
             # A listener may remove itself.
             for listener in list(self._listeners):
-                listener(added != 0, removed != 0)
+                with of_program():
+                    listener(added != 0, removed != 0)
             raise HostsUpdatedInterrupt(skip_sync=not added)
 
 
@@ -137,7 +139,7 @@ def register_listener(listener: Listener) -> None:
     which functions were added: on all ranks at the same :meth:`State.commit` or
     :meth:`State.check_host_updates`, before :class:`HostsUpdatedInterrupt` is raised. The loss of a worker in
     the middle of a step shows as a failed collective and is not announced. An exception of the function passes
-    through.
+    through, unless it is by its type that of a failed operation of all workers.
     """
     membership().register_listener(listener)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Optional,
 from ..errors import InvalidError
 from . import _file
 from ._agent import Agent, Assignment, Buffer
+from ._failures import of_program
 from ._membership import membership
 from ._snapshot import decode, encode
 from ._variables import Variables, variables_of
@@ -51,15 +52,18 @@ class State:
         """Adds functions to call when the workers have been regrouped, before the state is synchronized.
 
         They are for what depends on the number of workers, such as the learning rate. They are called in the
-        order in which they were added.
+        order in which they were added, on the workers that were in the round before: new ones begin with their first.
+        An exception of a function passes through, unless it is by its type that of a failed operation of all workers.
         """
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
         """Calls :meth:`reset`, then the callbacks. :func:`run` calls it in each new round."""
         self.reset()
-        for callback in self._reset_callbacks:
-            callback()
+        # A callback may add others.
+        for callback in list(self._reset_callbacks):
+            with of_program():
+                callback()
 
     def on_round(self) -> None:
         """Begins a round: all workers call it, new ones too, once their group is formed.

@@ -463,6 +463,55 @@ def test_an_error_of_a_common_type_is_one_of_the_program_unless_the_agent_knows_
     assert "Traceback" in caplog.text and "the first dimension" in caplog.text
 
 
+@pytest.mark.parametrize("is_listener", [True, False])
+def test_an_error_of_a_callback_is_one_of_the_program_though_members_have_changed(is_listener):
+    """S001-33, S001-37: the agent knows of a change whenever callbacks are called, so it says nothing about an error."""
+    agent = Changing()
+    agent.assignment = lambda: elastic.Assignment(agent._round, 0, 0, 2, 1, 0, 2, "127.0.0.1", 0)
+    error = RuntimeError("mine")
+    calls: List[int] = []
+
+    def callback(*_: bool) -> None:
+        calls.append(agent._round)
+        raise error
+
+    @elastic.run(membership=elastic.Membership(agent, lambda _: elastic.SoloGroup()), reset_limit=5)
+    def train(state):
+        if is_listener:
+            elastic.register_listener(callback)
+        agent.bits = [1]
+        state.commit()
+
+    state = elastic.ObjectState(step=0)
+    if not is_listener:
+        state.register_reset_callbacks([callback])
+    with pytest.raises(RuntimeError) as raised:
+        train(state)
+    assert raised.value is error and len(calls) == 1
+
+
+def test_a_failed_operation_within_a_callback_is_one_of_the_group():
+    """S001-33: callbacks may use the group, and a worker may be lost meanwhile."""
+    agent = Changing()
+    calls: List[int] = []
+
+    def callback() -> None:
+        calls.append(agent._round)
+        if len(calls) == 1:
+            raise elastic.WorkerLost("a worker has left")
+
+    @elastic.run(membership=elastic.Membership(agent, lambda _: elastic.SoloGroup()))
+    def train(state):
+        if agent._round < 2:
+            agent.bits = [1]
+            state.commit()
+        return agent._round
+
+    state = elastic.ObjectState()
+    state.register_reset_callbacks([callback])
+    assert train(state) == 2 and calls == [1, 2]
+
+
 def test_resets_are_bounded():
     """S001-12: `reset_limit`."""
     calls: List[int] = []
