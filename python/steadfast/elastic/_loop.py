@@ -86,6 +86,8 @@ def run(
                 raise
             finally:
                 CURRENT.reset(token)
+                for registered in (state._reset_callbacks, current._listeners):
+                    registered.end()
 
         return wrapper  # type: ignore[return-value]
 
@@ -143,6 +145,8 @@ def _run_round(current: Membership, train: Callable[[], Any], state: State, *, i
         raise _NotFormed from error
     if needs_sync:
         state.sync()
+    for registered in (state._reset_callbacks, current._listeners):
+        registered.begin()
     return train()
 
 

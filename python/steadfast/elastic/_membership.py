@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextvars
 import sys
-from typing import Callable, List, Optional
+from typing import Callable, Optional
 
 from ._agent import ADDED, REMOVED, Agent, Assignment, agent
 from ._failures import of_program
 from ._group import Group, SoloGroup
+from ._registered import Registered
 from ._sockets import SocketGroup
 from .errors import HostsUpdatedInterrupt
 
@@ -39,7 +40,7 @@ class Membership:
         self._has_torch: Optional[bool] = None
         # Revision of the newest change that all ranks have seen.
         self._revision = 0
-        self._listeners: List[Listener] = []
+        self._listeners: Registered[Listener] = Registered()
 
     @property
     def group(self) -> Group:
@@ -82,11 +83,11 @@ class Membership:
         return SocketGroup(assignment, is_over=self._has_changed)
 
     def register_listener(self, listener: Listener) -> None:
-        """Adds a function that :meth:`check_updates` calls on all ranks before it raises."""
-        self._listeners.append(listener)
+        """Adds a function that :meth:`check_updates` calls on all ranks before it raises; once, however often."""
+        self._listeners.add(listener)
 
     def remove_listener(self, listener: Listener) -> None:
-        """Removes a function that was added; the same as often as it was added.
+        """Removes a function that was added.
 
         Raises:
             ValueError: It was not added.
@@ -104,8 +105,7 @@ class Membership:
         self.agent.progress()
         if removed or added:
             self._revision = max(self._revision, revision)
-            # A listener may remove itself.
-            for listener in list(self._listeners):
+            for listener in self._listeners.all():
                 with of_program():
                     listener(added != 0, removed != 0)
             raise HostsUpdatedInterrupt(skip_sync=not added)
@@ -140,6 +140,9 @@ def register_listener(listener: Listener) -> None:
     :meth:`State.check_host_updates`, before :class:`HostsUpdatedInterrupt` is raised. The loss of a worker in
     the middle of a step shows as a failed collective and is not announced. An exception of the function passes
     through, unless it is by its type that of a failed operation of all workers.
+
+    A function is called once, however often it was added. One that the training function adds is there until the
+    training function begins again or ends.
     """
     membership().register_listener(listener)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Optional, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Optional, Union
 
 from ..errors import InvalidError
 from . import _file
 from ._agent import Agent, Assignment, Buffer
 from ._failures import of_program
 from ._membership import membership
+from ._registered import Registered
 from ._snapshot import decode, encode
 from ._variables import Variables, variables_of
 from .sampler import ElasticSampler
@@ -24,7 +25,7 @@ class State:
     """What all workers agree on. Subclasses define :meth:`save`, :meth:`restore` and :meth:`sync`."""
 
     def __init__(self) -> None:
-        self._reset_callbacks: List[Callable[[], None]] = []
+        self._reset_callbacks: Registered[Callable[[], None]] = Registered()
 
     def commit(self) -> None:
         """Saves the state, then checks whether members have changed. All ranks call it at the same step.
@@ -54,14 +55,17 @@ class State:
         They are for what depends on the number of workers, such as the learning rate. They are called in the
         order in which they were added, on the workers that were in the round before: new ones begin with their first.
         An exception of a function passes through, unless it is by its type that of a failed operation of all workers.
+
+        A function is called once, however often it was added. One that the training function adds is there until the
+        training function begins again, after it was called, or ends.
         """
-        self._reset_callbacks.extend(callbacks)
+        for callback in callbacks:
+            self._reset_callbacks.add(callback)
 
     def on_reset(self) -> None:
         """Calls :meth:`reset`, then the callbacks. :func:`run` calls it in each new round."""
         self.reset()
-        # A callback may add others.
-        for callback in list(self._reset_callbacks):
+        for callback in self._reset_callbacks.all():
             with of_program():
                 callback()
 

@@ -122,6 +122,78 @@ def test_each_listener_hears_of_changes_before_the_state_does():
     assert heard == [("once", *first), ("always", *first), ("always", *second), ("always", *second)]
 
 
+def test_functions_that_are_registered_in_each_round_do_not_pile_up():
+    """S001-22, S001-33: Horovod's #2285. The training function is called in each round, and adds them again."""
+    agent = Changing()
+    heard: List[Any] = []
+
+    def outside() -> None:
+        heard.append("outside")
+
+    def train(state):
+        heard.append(agent._round)
+        state.register_reset_callbacks([outside, lambda: heard.append("reset")])
+        elastic.register_listener(lambda *_: heard.append("changed"))
+        elastic.register_listener(always)
+        elastic.register_listener(always)
+        if agent._round < 3:
+            agent.bits = agent.bits + [1]
+            state.commit()
+
+    def always(*_: bool) -> None:
+        heard.append("always")
+
+    state = elastic.ObjectState()
+    state.register_reset_callbacks([outside])
+    membership = elastic.Membership(agent, lambda _: elastic.SoloGroup())
+    elastic.run(membership=membership)(train)(state)
+    each = ["changed", "always", "outside", "reset"]
+    assert heard == [0, *each, 1, *each, 2, *each, 3]
+    # What belongs to the training function has ended with it.
+    del heard[:]
+    state.on_reset()
+    assert heard == ["outside"]
+    with pytest.raises(ValueError):
+        membership.remove_listener(always)
+
+
+def test_a_method_that_is_registered_twice_is_called_once():
+    class Schedule:
+        calls = 0
+
+        def rescale(self) -> None:
+            self.calls += 1
+
+    schedule, state = Schedule(), elastic.ObjectState()
+    state.register_reset_callbacks([schedule.rescale])
+    state.register_reset_callbacks([schedule.rescale, Schedule().rescale])
+    state.on_reset()
+    assert schedule.calls == 1
+
+
+def test_a_callback_is_called_again_until_a_round_is_formed():
+    """S001-33: the training function has not begun again, so what it has registered is still there."""
+    agent = Changing()
+    calls: List[int] = []
+    groups: List[int] = []
+
+    class Failing(elastic.SoloGroup):
+        def max(self, values):
+            if agent._round == 1:
+                raise elastic.CollectiveError("again")
+            return super().max(values)
+
+    def train(state):
+        groups.append(agent._round)
+        state.register_reset_callbacks([lambda: calls.append(agent._round)])
+        if agent._round == 0:
+            agent.bits = [1]
+            state.commit()
+
+    elastic.run(membership=elastic.Membership(agent, lambda _: Failing()))(train)(elastic.ObjectState())
+    assert groups == [0, 2] and calls == [1, 2]
+
+
 def test_a_commit_saves_the_state_and_then_handles_what_was_noticed():
     """S001-23, S001-30: a notice waits until the program asks; a commit has saved the state by then."""
     agent = Changing()
