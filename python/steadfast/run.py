@@ -267,6 +267,8 @@ class LocalRun(Run):
         self._process = process
         self._progress = progress
         self._output: Dict[str, str] = {}
+        # Whether this program has stopped the job.
+        self._is_stopped = False
         self._readers = [
             threading.Thread(target=self._read, args=(stream,), daemon=True) for stream in ("stdout", "stderr")
         ]
@@ -281,14 +283,14 @@ class LocalRun(Run):
         return self._process.poll() is None
 
     def wait(self, timeout: Optional[float] = None) -> Dict[str, Any]:
-        """Waits for the end of the job and returns its summary.
+        """Waits for the end of the job and returns its summary; after :meth:`stop`, that of what was done.
 
         Ctrl-C stops the job as in a shell: it takes a last checkpoint, ends the processes, and the same
         call of :func:`local` resumes from there. A second Ctrl-C ends them at once.
 
         Raises:
             JobFailed: The job has failed.
-            SteadfastError: A process could not start, see the subclasses.
+            SteadfastError: A process could not start, see the subclasses. Or somebody else has stopped the job.
             TimeoutError: The job has not ended after ``timeout`` seconds.
             KeyboardInterrupt: After the processes have ended.
         """
@@ -304,8 +306,9 @@ class LocalRun(Run):
         return self._summary()
 
     def stop(self) -> None:
-        """Takes a last checkpoint and ends all processes. The job can be resumed."""
+        """Takes a last checkpoint and ends all processes. The job can be resumed; :meth:`wait` returns its summary."""
         if self.is_running:
+            self._is_stopped = True
             self._process.send_signal(signal.SIGINT)
             try:
                 self._process.wait()
@@ -356,6 +359,8 @@ class LocalRun(Run):
         reason = summary.get("reason") or _errors_of(self._output["stderr"])
         if summary.get("state") == "failed":
             raise JobFailed(reason, summary)
+        if summary.get("state") == "drained" and self._is_stopped:
+            return summary
         if summary.get("state") == "drained" or code == 130:
             raise SteadfastError(f"job {self.name} was stopped; the same call resumes it")
         if code < 0:

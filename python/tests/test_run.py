@@ -234,8 +234,22 @@ def test_ctrl_c_stops_the_job_as_in_a_shell(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run.wait(120)
     assert not run.is_running
-    with pytest.raises(steadfast.SteadfastError, match="resumes"):
-        run.wait()
+    assert run.wait()["state"] == "drained"
+
+
+def test_a_job_that_was_stopped_has_a_summary_of_what_was_done(tmp_path):
+    with steadfast.local(softmax("stopped", passes=100_000), data_dir=tmp_path, progress=False) as run:
+        until_step(run, 10)
+        run.stop()
+        summary = run.wait(timeout=60)
+    assert summary["state"] == "drained" and 10 <= summary["steps"] and summary["checkpoint"]
+    assert run.wait() == summary
+    # Somebody else's Ctrl-C is no summary that was asked for.
+    with steadfast.local(softmax("stopped", passes=100_000), data_dir=tmp_path, progress=False) as run:
+        until_step(run, summary["steps"] + 10)
+        run._process.send_signal(signal.SIGINT)
+        with pytest.raises(steadfast.SteadfastError, match="was stopped; the same call resumes it"):
+            run.wait(timeout=60)
 
 
 STARTS_A_JOB = """
