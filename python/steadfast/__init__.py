@@ -25,13 +25,15 @@ from .errors import (
 )
 from .job import Job
 from .model import Model
-from .run import LocalRun, Run, connect, local
+from .run import Checkpoint, Evaluation, LocalRun, PassEnd, Run, connect, local
 from .tables import Rows, Table, category_ids
 
 __all__ = [
     "BadJobFile",
+    "Checkpoint",
     "ConflictError",
     "DeniedError",
+    "Evaluation",
     "ForkedError",
     "InvalidError",
     "Job",
@@ -41,6 +43,7 @@ __all__ = [
     "Model",
     "NodeRangeMismatch",
     "NotFoundError",
+    "PassEnd",
     "RendezvousClosed",
     "RendezvousTimeout",
     "RoundEnded",

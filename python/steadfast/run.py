@@ -15,11 +15,11 @@ import sysconfig
 import tempfile
 import threading
 import time
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
 from weakref import WeakSet
 
 from . import _native
-from ._history import History
+from ._history import Checkpoint, Evaluation, History, PassEnd
 from .errors import (
     ConflictError,
     DeniedError,
@@ -32,7 +32,7 @@ from .errors import (
 from .job import Job
 from .progress import Progress
 
-__all__ = ["LocalRun", "Run", "connect", "local"]
+__all__ = ["Checkpoint", "Evaluation", "LocalRun", "PassEnd", "Run", "connect", "local"]
 
 _POLL_EVERY = 0.5
 """Seconds between two looks at a job."""
@@ -63,6 +63,9 @@ def local(
     lease_ttl: str = "5s",
     progress: bool = True,
     accept_code_change: bool = False,
+    on_pass: Optional[Callable[[PassEnd], Any]] = None,
+    on_evaluation: Optional[Callable[[Evaluation], Any]] = None,
+    on_checkpoint: Optional[Callable[[Checkpoint], Any]] = None,
 ) -> "LocalRun":
     """Starts a job on this machine: etcd, masters, parameter servers and trainers.
 
@@ -78,6 +81,12 @@ def local(
         progress: Whether to show the progress, on the terminal or in the notebook.
         accept_code_change: Whether to resume a job although the code of its model has changed. The summary, the
             status and the audit then say so; without it such a job is refused (:class:`DeniedError`).
+        on_pass: Called by :meth:`LocalRun.wait` with a :class:`PassEnd` for each pass that has ended.
+        on_evaluation: Called by :meth:`LocalRun.wait` with each :class:`Evaluation` that was seen.
+        on_checkpoint: Called by :meth:`LocalRun.wait` with each :class:`Checkpoint` that was seen as the latest.
+
+    The callbacks are described at :meth:`LocalRun.wait`. A job that is resumed begins with the pass in which its latest
+    checkpoint is: what it had evaluated and saved before is not reported again.
 
     The job is stopped, and can be resumed, when this program ends, also if it is killed.
 
@@ -89,6 +98,8 @@ def local(
     shown = Progress.of(job.name) if progress else None
     directory = pathlib.Path(data_dir or pathlib.Path("steadfast-data", job.name)).resolve()
     directory.mkdir(parents=True, exist_ok=True)
+    callbacks = _Callbacks(on_pass, on_evaluation, on_checkpoint)
+    history = _history_of(job.name, directory) if callbacks else History()
     text = job.to_toml()
     # A job that runs here already keeps its own file.
     file = directory / f"job-{hashlib.sha256(text.encode()).hexdigest()[:16]}.toml"
@@ -111,36 +122,59 @@ def local(
         # A Ctrl-C of the terminal reaches this program alone, which decides what it means.
         start_new_session=True,
     )
-    return LocalRun(job.name, directory, process, shown)
+    return LocalRun(job.name, directory, process, shown, history, callbacks)
 
 
-def connect(endpoints: Union[str, Sequence[str]], job: str, *, args: Sequence[str] = ()) -> "Run":
+def connect(
+    endpoints: Union[str, Sequence[str]],
+    job: str,
+    *,
+    args: Sequence[str] = (),
+    on_pass: Optional[Callable[[PassEnd], Any]] = None,
+    on_evaluation: Optional[Callable[[Evaluation], Any]] = None,
+    on_checkpoint: Optional[Callable[[Checkpoint], Any]] = None,
+) -> "Run":
     """Returns a job that runs elsewhere.
 
     Args:
         endpoints: URLs of etcd's members.
         job: Name of the job.
         args: Further arguments of ``steadfast status``, such as ``["--tls", "certs/admin"]``.
+        on_pass: Called by :meth:`Run.wait` with a :class:`PassEnd` for each pass that ends from here on.
+        on_evaluation: Called by :meth:`Run.wait` with each further :class:`Evaluation` that was seen.
+        on_checkpoint: Called by :meth:`Run.wait` with each further :class:`Checkpoint` that was seen as the latest.
 
     Raises:
         NotFoundError: etcd has no job of that name.
         UnavailableError: etcd does not answer.
     """
     urls = endpoints if isinstance(endpoints, str) else ",".join(endpoints)
-    run = Run(job, ["--etcd-endpoints", urls, "--job", job, *args])
+    callbacks = _Callbacks(on_pass, on_evaluation, on_checkpoint)
+    run = Run(job, ["--etcd-endpoints", urls, "--job", job, *args], callbacks=callbacks)
     run.status()
+    if callbacks:
+        run._history.follow()
     return run
 
 
 class Run:
     """A job. See :func:`local` and :func:`connect`."""
 
-    def __init__(self, name: str, where: Sequence[str], environment: Optional[Mapping[str, str]] = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        where: Sequence[str],
+        environment: Optional[Mapping[str, str]] = None,
+        *,
+        history: Optional[History] = None,
+        callbacks: Optional[_Callbacks] = None,
+    ) -> None:
         self.name = name
         """The name of the job."""
         self._where = list(where)
         self._environment = environment
-        self._history = History()
+        self._history = history or History()
+        self._callbacks = callbacks or _Callbacks()
 
     def status(self) -> Dict[str, Any]:
         """Returns the state of the job, as ``steadfast status --output json`` prints it.
@@ -161,11 +195,7 @@ class Run:
         ``metric`` (``None`` where there was none yet). Steps increase: when the job goes back to a checkpoint, the
         points of later steps are dropped, as in TensorBoard.
         """
-        try:
-            self.status()
-        except SteadfastError:
-            # What was seen before is still true.
-            pass
+        self._look()
         points = self._history.points()
         first = points[0]["unix_ms"] if points else 0
         return {
@@ -192,6 +222,38 @@ class Run:
             axis.set_xlabel("step")
             axis.set_title(name)
         return figure
+
+    def evaluations(self) -> List[Evaluation]:
+        """Returns the evaluations of the job, as far as they were seen, by increasing steps.
+
+        There is a look twice a second with callbacks, with the progress shown, or in the ``wait`` of a job elsewhere, and
+        one at each call of this. A status has only the latest evaluation, so of several between two looks only the last
+        one is here. When the job goes back to a checkpoint, evaluations that it has forgotten are dropped.
+        """
+        self._look()
+        return self._history.evaluations()
+
+    def best(self) -> Optional[Evaluation]:
+        """Returns the best evaluation so far; ``None`` if there is none.
+
+        With ``evaluation.patience`` or ``evaluation.keep = "best"`` it is the one that the job has chosen, of all of
+        them, by ``evaluation.monitor``; with ``keep = "best"`` its parameters are the result. Else it is the one with
+        the lowest loss of those that were seen.
+        """
+        self._look()
+        return self._history.best()
+
+    def _look(self) -> None:
+        try:
+            self.status()
+        except SteadfastError:
+            # What was seen before is still true.
+            pass
+
+    def _saved_passes(self) -> int:
+        """Returns the number of passes that were finished at the latest checkpoint."""
+        checkpoints = json.loads(self._call("checkpoint", "list", "--output", "json"))
+        return max((it.get("pass", 0) for it in checkpoints if it["latest"]), default=0)
 
     def model(self, framework: Optional[str] = None) -> Dict[str, Any]:
         """Returns the parameters of the latest checkpoint, or of the finished job, by name.
@@ -221,6 +283,20 @@ class Run:
     def wait(self, timeout: Optional[float] = None) -> Dict[str, Any]:
         """Waits for the end of the job and returns its summary.
 
+        Meanwhile it looks at the job twice a second, and calls the callbacks in this thread, in the order of what has
+        happened:
+
+        - ``on_pass`` for each finished pass once, also if several ended between two looks. A pass that is done again,
+          since the job has gone back to a checkpoint, is not reported again.
+        - ``on_evaluation`` for each evaluation that was seen (:meth:`evaluations`), after its pass. One that is done
+          again is reported again only if its numbers differ.
+        - ``on_checkpoint`` for each checkpoint once, when it was seen as the latest. Of several between two looks it is
+          the last one.
+
+        A look that fails, since etcd or no master answers, is made up for by the next one, and what happens between two
+        calls of this function is reported by the second. An exception of a callback passes through, and its event
+        counts as reported; the job runs on.
+
         Raises:
             JobFailed: The job has failed.
             TimeoutError: It has not ended after ``timeout`` seconds.
@@ -231,6 +307,7 @@ class Run:
                 result = self.status().get("result")
             except UnavailableError:
                 result = None
+            self._callbacks.deliver(self._history)
             if result is not None:
                 if result["state"] != "finished":
                     raise JobFailed(result.get("reason") or "no reason was given", result)
@@ -260,8 +337,11 @@ class LocalRun(Run):
         directory: pathlib.Path,
         process: "subprocess.Popen[bytes]",
         progress: Optional[Progress],
+        history: Optional[History] = None,
+        callbacks: Optional[_Callbacks] = None,
     ) -> None:
-        super().__init__(name, ["--data-dir", str(directory), "--job", name], _environment())
+        where = _where(name, directory)
+        super().__init__(name, where, _environment(), history=history, callbacks=callbacks)
         self.data_dir = directory
         """Checkpoints, logs and the model."""
         self._process = process
@@ -269,6 +349,9 @@ class LocalRun(Run):
         self._output: Dict[str, str] = {}
         # Whether this program has stopped the job.
         self._is_stopped = False
+        # Notified after each look; whether that was the last one.
+        self._looked = threading.Condition()
+        self._has_ended = False
         self._readers = [
             threading.Thread(target=self._read, args=(stream,), daemon=True) for stream in ("stdout", "stderr")
         ]
@@ -285,6 +368,9 @@ class LocalRun(Run):
     def wait(self, timeout: Optional[float] = None) -> Dict[str, Any]:
         """Waits for the end of the job and returns its summary; after :meth:`stop`, that of what was done.
 
+        Calls the callbacks as :meth:`Run.wait` says: in this thread, so in a notebook their output is that of the
+        cell. An exception of a callback stops the job as Ctrl-C does, and passes through.
+
         Ctrl-C stops the job as in a shell: it takes a last checkpoint, ends the processes, and the same
         call of :func:`local` resumes from there. A second Ctrl-C ends them at once.
 
@@ -294,16 +380,29 @@ class LocalRun(Run):
             TimeoutError: The job has not ended after ``timeout`` seconds.
             KeyboardInterrupt: After the processes have ended.
         """
+        end = None if timeout is None else time.monotonic() + timeout
         try:
-            self._process.wait(timeout)
-        except subprocess.TimeoutExpired:
+            while not self._follow(end):
+                if end is not None and end <= time.monotonic():
+                    raise _Late
+            self._process.wait()
+        except _Late:
             raise TimeoutError(f"job {self.name} has not ended after {timeout} s") from None
-        except KeyboardInterrupt:
+        except BaseException:
             self.stop()
             raise
         for thread in [*self._readers, self._watcher]:
             thread.join()
         return self._summary()
+
+    def _follow(self, end: Optional[float]) -> bool:
+        """Waits for events until a time, and calls the callbacks. Returns whether the job has ended."""
+        left = None if end is None else max(0.0, end - time.monotonic())
+        with self._looked:
+            self._looked.wait_for(lambda: self._has_ended or self._history.has_events(), left)
+            has_ended = self._has_ended
+        self._callbacks.deliver(self._history)
+        return has_ended
 
     def stop(self) -> None:
         """Takes a last checkpoint and ends all processes. The job can be resumed; :meth:`wait` returns its summary."""
@@ -349,8 +448,7 @@ class LocalRun(Run):
 
     def _summary(self) -> Dict[str, Any]:
         code = self._process.returncode
-        output = self._output["stdout"].strip()
-        summary: Dict[str, Any] = json.loads(output) if output else {}
+        summary = self._printed()
         if code in _FINISHED:
             # The master's own history ends with it.
             last = {"unix_ms": int(time.time() * 1000), "version": summary["steps"]}
@@ -367,11 +465,26 @@ class LocalRun(Run):
             reason = f"`steadfast local` was ended by {signal.Signals(-code).name}"
         raise _ERRORS.get(code, SteadfastError)(f"{reason} (logs: {self.data_dir / 'logs'})")
 
+    def _printed(self) -> Dict[str, Any]:
+        """Returns the summary that the program has printed; it is empty if there is none."""
+        output = self._output["stdout"].strip()
+        summary: Dict[str, Any] = json.loads(output) if output else {}
+        return summary
+
     def _read(self, name: str) -> None:
         stream = getattr(self._process, name)
         self._output[name] = stream.read().decode("utf-8", "replace")
 
     def _watch(self) -> None:
+        try:
+            self._look_until_the_end()
+        finally:
+            with self._looked:
+                self._has_ended = True
+                self._looked.notify_all()
+
+    def _look_until_the_end(self) -> None:
+        every = _POLL_RARELY if self._progress is None and not self._callbacks else _POLL_EVERY
         while self.is_running:
             try:
                 status = self.status()
@@ -380,12 +493,86 @@ class LocalRun(Run):
                 status = None
             if status is not None and status["master"] and self._progress is not None:
                 self._progress.show(status)
+            with self._looked:
+                self._looked.notify_all()
             try:
-                self._process.wait(_POLL_EVERY if self._progress is not None else _POLL_RARELY)
+                self._process.wait(every)
             except subprocess.TimeoutExpired:
                 pass
+        if self._callbacks:
+            self._look_at_the_end()
         if self._progress is not None:
             self._progress.end(self._process.returncode in _FINISHED)
+
+    def _look_at_the_end(self) -> None:
+        """Looks for what happened after the last look: the summary and etcd have it."""
+        for thread in self._readers:
+            thread.join()
+        summary = self._printed()
+        if summary.get("state") == "drained":
+            self._history.add_passes(summary["passes"], summary["steps"], summary["examples"])
+            try:
+                # The summary may be older than the checkpoint, from which the next run goes on.
+                self._history.add_passes(self._saved_passes(), summary["steps"], summary["examples"])
+            except SteadfastError:
+                # There is none.
+                pass
+        self._look()
+        if summary.get("state") == "finished":
+            self._history.add_passes(summary["passes"], summary["steps"], summary["examples"])
+
+
+class _Late(Exception):
+    """The time of a wait has passed."""
+
+
+class _Callbacks:
+    """What a program wants to be called with, by the type of the event."""
+
+    def __init__(
+        self,
+        on_pass: Optional[Callable[[PassEnd], Any]] = None,
+        on_evaluation: Optional[Callable[[Evaluation], Any]] = None,
+        on_checkpoint: Optional[Callable[[Checkpoint], Any]] = None,
+    ) -> None:
+        given: Dict[type, Optional[Callable[[Any], Any]]] = {
+            PassEnd: on_pass,
+            Evaluation: on_evaluation,
+            Checkpoint: on_checkpoint,
+        }
+        self._functions = {kind: it for kind, it in given.items() if it is not None}
+
+    def __bool__(self) -> bool:
+        return bool(self._functions)
+
+    def deliver(self, history: History) -> None:
+        """Calls them with what has happened. An event whose callback raises an exception counts as delivered."""
+        while True:
+            event = history.next_event()
+            if event is None:
+                return
+            function = self._functions.get(type(event))
+            if function is not None:
+                function(event)
+
+
+def _history_of(name: str, directory: pathlib.Path) -> History:
+    """Returns the history of a job that is about to start in a directory, with what lies before its start."""
+    history = History()
+    before = Run(name, _where(name, directory), _environment(), history=history)
+    passes = 0
+    try:
+        result = before.status().get("result")
+        passes = before._saved_passes() if result is None else result["passes"]
+    except SteadfastError:
+        # It is a new one.
+        pass
+    history.follow(passes)
+    return history
+
+
+def _where(name: str, directory: pathlib.Path) -> List[str]:
+    return ["--data-dir", str(directory), "--job", name]
 
 
 _RUNNING: "WeakSet[LocalRun]" = WeakSet()

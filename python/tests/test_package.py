@@ -174,13 +174,20 @@ def test_a_log_is_as_that_of_other_processes_without_handlers(tmp_path):
 def test_the_programs_of_the_page_run(tmp_path):
     page = (ROOT / "docs" / "python.md").read_text()
     blocks = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", page, re.DOTALL))
-    assert page.count("```python") == len(blocks) == 4
+    assert page.count("```python") == len(blocks) == 5
     for name, code in blocks.items():
         (tmp_path / f"{name}.py").write_text(code)
     data = EXAMPLES.parent / "data" / "digits.parquet"
     (tmp_path / "digits.parquet").symlink_to(data)
     shown = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, check=True, capture_output=True, text=True)
     assert "accuracy 0.9" in shown.stdout and "(128, 64)" in shown.stdout, shown.stdout
+    shown = subprocess.run(
+        [sys.executable, "watch.py"], cwd=tmp_path, check=True, capture_output=True, text=True
+    ).stdout
+    assert "PassEnd(passes=20, " in shown and "evaluated after 20 passes: " in shown and "Checkpoint(id=" in shown, (
+        shown
+    )
+    assert "the best: Evaluation(passes=" in shown, shown
     tables = "import towers; print(sorted(towers.build(None).tables()))"
     shown = subprocess.run([sys.executable, "-c", tables], cwd=tmp_path, check=True, capture_output=True, text=True)
     assert shown.stdout == "['item', 'user']\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import inspect
 import os
@@ -250,6 +251,91 @@ def test_a_job_that_was_stopped_has_a_summary_of_what_was_done(tmp_path):
         run._process.send_signal(signal.SIGINT)
         with pytest.raises(steadfast.SteadfastError, match="was stopped; the same call resumes it"):
             run.wait(timeout=60)
+
+
+class Heard:
+    """What callbacks were called with, and in which threads."""
+
+    def __init__(self):
+        self.passes, self.evaluations, self.checkpoints, self.threads = [], [], [], set()
+
+    def all(self) -> dict:
+        return dict(
+            on_pass=self._in(self.passes),
+            on_evaluation=self._in(self.evaluations),
+            on_checkpoint=self._in(self.checkpoints),
+        )
+
+    def _in(self, events):
+        def callback(event):
+            self.threads.add(threading.current_thread())
+            events.append(event)
+
+        return callback
+
+
+def test_callbacks_hear_of_each_pass_once_in_the_thread_that_waits(tmp_path):
+    """Also of a job that is killed, stopped and resumed, and by a program that waits a little at a time."""
+    heard, passes = Heard(), 400
+    job = softmax("heard", passes=passes, checkpoint=dict(every_steps=40), evaluation=dict(fraction=0.2, patience=1000))
+    with steadfast.local(job, data_dir=tmp_path, trainers=1, pservers=1, progress=False, **heard.all()) as run:
+        for step in (300, 600):
+            until_step(run, step)
+            kill(run, "pserver", 0)
+        while len(heard.passes) < 100 and run.is_running:
+            with contextlib.suppress(TimeoutError):
+                run.wait(timeout=0.1)
+        run.stop()
+        stopped = run.wait()
+    done = len(heard.passes)
+    assert stopped["passes"] <= done and [it.passes for it in heard.passes] == list(range(1, done + 1))
+    assert heard.threads == {threading.current_thread()}
+    again = Heard()
+    with steadfast.local(job, data_dir=tmp_path, trainers=1, pservers=1, progress=False, **again.all()) as run:
+        summary = run.wait(timeout=240)
+        assert run.evaluations()[-1].step == summary["steps"]
+        best = run.best()
+    # The last checkpoint was taken before the processes ended: it may lie a few passes before.
+    first = again.passes[0].passes
+    assert first <= done + 1 and [it.passes for it in again.passes] == list(range(first, passes + 1))
+    assert summary["best"] == {"pass": best.passes, "version": best.step, "loss": best.loss, "metric": best.metric}
+    for events in (heard.evaluations + again.evaluations, heard.checkpoints + again.checkpoints):
+        assert events and len(set(events)) == len(events)
+    assert again.evaluations[-1].passes == passes and again.checkpoints[-1].id == summary["checkpoint"]
+    steps = [it.step for it in again.evaluations]
+    assert steps == sorted(steps)
+    # A job that has ended has no events.
+    over = Heard()
+    with steadfast.local(job, data_dir=tmp_path, progress=False, **over.all()) as run:
+        run.wait(timeout=60)
+    assert not over.passes + over.evaluations + over.checkpoints
+
+
+def test_an_exception_of_a_callback_stops_the_job_as_ctrl_c_does(tmp_path):
+    job = softmax("raises-late", passes=100_000)
+    error = KeyError("my callback")
+
+    def raises(event):
+        raise error
+
+    run = steadfast.local(job, data_dir=tmp_path, progress=False, on_pass=raises)
+    with pytest.raises(KeyError) as caught:
+        run.wait(timeout=120)
+    assert caught.value is error and not run.is_running
+
+
+def test_callbacks_of_a_job_elsewhere_hear_of_what_happens_from_then_on(tmp_path):
+    job = softmax("heard-elsewhere", passes=3000)
+    heard = Heard()
+    with steadfast.local(job, data_dir=tmp_path, trainers=1, progress=False) as run:
+        until(run, lambda: 3 <= run.status().get("pass", 0))
+        endpoints = (tmp_path / "etcd-endpoint").read_text().strip()
+        other = steadfast.connect(endpoints, "heard-elsewhere", **heard.all())
+        with contextlib.suppress(TimeoutError):
+            other.wait(timeout=3)
+        first, *_ = numbers = [it.passes for it in heard.passes]
+        assert 3 < first and numbers == list(range(first, first + len(numbers)))
+        assert all(first <= it.passes for it in heard.evaluations)
 
 
 STARTS_A_JOB = """
