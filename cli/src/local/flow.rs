@@ -475,6 +475,11 @@ impl Run<'_> {
     /// Returns the summary of a job that had ended before this run.
     fn repeated_summary(&self, result: ResultRecord) -> Summary {
         let sha256 = result.parameters_sha256.clone();
+        notice(format_args!(
+            "steadfast: nothing is started, since job {} has ended before: {}",
+            self.spec.name,
+            result.describe()
+        ));
         let summary = Summary::of_result(self.spec, result, self.started.elapsed().as_secs_f64());
         self.print_next_steps(&summary);
         match Summary::saved(&self.directory.summary(), sha256.as_deref()) {
