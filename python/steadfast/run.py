@@ -316,6 +316,26 @@ class Run:
                 raise TimeoutError(f"job {self.name} has not ended after {timeout} s")
             time.sleep(_POLL_EVERY)
 
+    def extend(self, *, passes: Optional[int] = None, steps: Optional[int] = None) -> int:
+        """Lets a job that has ended, or was stopped, train further; returns its new length.
+
+        It goes on from its last checkpoint when its processes are started again, with the same job:
+        ``steadfast.local(job, data_dir=run.data_dir)``. Its parameters are then those of a job that had this length
+        from the beginning.
+
+        Args:
+            passes: Passes to add to those of the job.
+            steps: Steps to add, if the job counts steps. Exactly one of both is required.
+
+        Raises:
+            InvalidError: The job cannot be extended; the message says why.
+            SteadfastError: The job runs, or has no checkpoint.
+        """
+        if (passes is None) == (steps is None):
+            raise InvalidError("exactly one of `passes` and `steps` is required")
+        more = ("--passes", str(passes)) if steps is None else ("--steps", str(steps))
+        return int(self._call("extend", *more))
+
     def _call(self, *args: str) -> str:
         command = [_program(), *args, *self._where]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=self._environment)

@@ -227,6 +227,22 @@ def test_a_stopped_job_is_resumed_by_the_same_call(tmp_path):
         assert other.wait(240)["parameters_sha256"] == summary["parameters_sha256"]
 
 
+def test_a_finished_job_is_extended_and_goes_on_with_the_same_call(tmp_path):
+    """I10: the parameters are those of a job that had this length from the beginning."""
+    with steadfast.local(softmax("extended", passes=3), data_dir=tmp_path / "parts", progress=False) as run:
+        run.wait(timeout=60)
+    with pytest.raises(steadfast.InvalidError, match="exactly one of"):
+        run.extend()
+    with pytest.raises(steadfast.InvalidError, match="extend it with --passes"):
+        run.extend(steps=5)
+    assert run.extend(passes=4) == 7
+    with steadfast.local(softmax("extended", passes=3), data_dir=tmp_path / "parts", progress=False) as run:
+        extended = run.wait(timeout=60)
+    with steadfast.local(softmax("extended", passes=7), data_dir=tmp_path / "whole", progress=False) as run:
+        whole = run.wait(timeout=60)
+    assert (extended["passes"], extended["parameters_sha256"]) == (7, whole["parameters_sha256"])
+
+
 def test_ctrl_c_stops_the_job_as_in_a_shell(tmp_path):
     job = softmax("interrupted", passes=100_000)
     run = steadfast.local(job, data_dir=tmp_path, progress=False)
