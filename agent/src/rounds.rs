@@ -254,8 +254,17 @@ impl Agent<'_> {
                     () = shutdown.drain() => Input::Drain,
                     answer = self.ask(session, round) => Input::Answered(answer),
                 },
+                Next::AskForStacks => {
+                    self.ask_for_stacks(workers.processes).await;
+                    tokio::select! {
+                        biased;
+                        Some((local_rank, exit)) = workers.processes.next_exit() => {
+                            Input::Exited { local_rank, exit }
+                        }
+                        () = sleep(DUMP_TIME) => Input::StacksAsked,
+                    }
+                }
                 Next::ReportHang => {
-                    self.dump_stacks(workers.processes).await;
                     let reported = session.watch(round, 0, Some(report()), Duration::ZERO);
                     let _ = timeout(CAUSE_TIMEOUT, reported).await;
                     Input::HangReported
@@ -312,11 +321,10 @@ impl Agent<'_> {
     }
 
     /// Asks workers that hang for their stacks.
-    async fn dump_stacks<P: WorkerProcesses>(&self, processes: &mut P) {
+    async fn ask_for_stacks<P: WorkerProcesses>(&self, processes: &mut P) {
         let seconds = self.args.hang_timeout.unwrap_or_default().as_secs_f64();
         warn!(seconds, "no output; asking the workers for their stacks");
         processes.ask_for_stacks().await;
-        sleep(DUMP_TIME).await;
     }
 
     /// Tells the master that no restart is left: if too few nodes are left, the job fails.

@@ -67,7 +67,7 @@ struct Watch {
     killed: BTreeSet<u32>,
     /// The failure whose cause is asked for.
     asked: Option<Asked>,
-    /// The hang that is reported.
+    /// The hang for which the workers are asked for their stacks, or which is reported.
     hang: Option<Failure>,
 }
 
@@ -101,6 +101,7 @@ impl RoundMachine {
             Input::Joined(group) => self.joined(group, &mut actions),
             Input::Exited { local_rank, exit } => self.exited(local_rank, exit, view, &mut actions),
             Input::Answered(answer) => self.answered(answer, view, &mut actions),
+            Input::StacksAsked => self.stacks_asked(&mut actions),
             Input::HangReported => self.hang_reported(&mut actions),
             Input::Over(over) => self.over(over, view, &mut actions),
             Input::Drain => self.drain(view, &mut actions),
@@ -175,6 +176,8 @@ impl RoundMachine {
         let Some(watch) = &mut self.watch else {
             return self.exited_between_rounds(local_rank, exit, actions);
         };
+        // They were about to end.
+        watch.hang = None;
         let WorkerExit::Failed { how, last_lines } = exit else {
             watch.has_succeeded = true;
             return Next::Wait;
@@ -229,6 +232,13 @@ impl RoundMachine {
             return Next::End(End::Exhausted);
         }
         self.leave_round(view)
+    }
+
+    fn stacks_asked(&mut self, actions: &mut Vec<Action>) -> Next {
+        let Some(watch) = &self.watch else { return Next::Wait };
+        let Some(hang) = &watch.hang else { return Next::Wait };
+        actions.push(watch.failure(&hang.reason));
+        Next::ReportHang
     }
 
     fn hang_reported(&mut self, actions: &mut Vec<Action>) -> Next {
@@ -312,7 +322,11 @@ impl RoundMachine {
             watch.leave_by = Some(view.now + self.limits.reset_timeout);
         }
         match self.limits.hang_timeout {
-            Some(limit) if watch.hangs(view, limit) => watch.report_hang(limit, actions),
+            Some(limit) if watch.hangs(view, limit) => {
+                let reason = format!("the workers hang: no output for {limit:?} (--hang-timeout)");
+                watch.hang = Some(Failure { reason, last_lines: Vec::new() });
+                Next::AskForStacks
+            }
             Some(_) | None => Next::Wait,
         }
     }
@@ -373,13 +387,6 @@ impl Watch {
     fn hangs(&self, view: &View, limit: Duration) -> bool {
         let silence = view.last_output.map(|last| view.now.saturating_sub(last));
         self.leave_by.is_none() && silence.is_some_and(|silence| limit <= silence)
-    }
-
-    fn report_hang(&mut self, limit: Duration, actions: &mut Vec<Action>) -> Next {
-        let reason = format!("the workers hang: no output for {limit:?} (--hang-timeout)");
-        actions.push(self.failure(&reason));
-        self.hang = Some(Failure { reason, last_lines: Vec::new() });
-        Next::ReportHang
     }
 
     /// Returns the action that notes a failure of this round.

@@ -29,6 +29,8 @@ pub enum Input {
     Exited { local_rank: u32, exit: WorkerExit },
     /// The master has answered [`super::Next::Ask`], or could not.
     Answered(Answer),
+    /// [`super::Next::AskForStacks`] is done, and all workers still run.
+    StacksAsked,
     /// [`super::Next::ReportHang`] is done.
     HangReported,
     /// The round is over for a reason that the workers of this node do not have.

@@ -54,7 +54,9 @@ pub enum Next {
     Start(BTreeSet<u32>),
     /// It reports the failure to a master, and asks whether the round changed. Only a drain interrupts this.
     Ask,
-    /// It asks the workers for their stacks, and reports that they hang. Nothing interrupts this.
+    /// It asks the workers for their stacks, and waits for these. Only the end of a worker interrupts this.
+    AskForStacks,
+    /// It reports that the workers hang. Nothing interrupts this.
     ReportHang,
     /// The round is over for the workers of this node.
     End(End),

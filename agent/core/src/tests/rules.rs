@@ -151,15 +151,35 @@ fn workers_that_hang_are_reported_and_restarted() {
     let second = Duration::from_secs(1);
     agent.view.last_output = Some(second);
     assert_eq!(agent.waits(HANG), Next::Wait);
-    assert_eq!(agent.waits(second), Next::ReportHang);
+    assert_eq!(agent.waits(second), Next::AskForStacks);
+    assert!(!agent.actions.iter().any(|it| matches!(it, Action::NoteFailure { .. })));
+    assert_eq!(agent.handle(Input::StacksAsked), Next::ReportHang);
     assert!(matches!(agent.actions.last(), Some(Action::NoteFailure { round: Some(_), .. })));
     assert_eq!(agent.handle(Input::Drain), Next::Wait, "nothing interrupts the report");
     assert_eq!(agent.handle(Input::HangReported), RESTART);
     assert_eq!((agent.restarts(), agent.machine.past().incidents), (1, 1));
     agent.joins_again(agent.machine.past());
     agent.view.last_output = Some(Duration::ZERO);
-    assert_eq!(agent.waits(HANG), Next::ReportHang);
+    assert_eq!(agent.waits(HANG), Next::AskForStacks);
+    assert_eq!(agent.handle(Input::StacksAsked), Next::ReportHang);
     assert_eq!(agent.handle(Input::HangReported), EXHAUSTED);
+}
+
+/// S003-25: workers that end while they are asked for their stacks do not hang, and a success is one.
+#[test]
+fn workers_that_end_while_they_are_asked_for_their_stacks_do_not_hang() {
+    let mut agent = Agent::new(1);
+    agent.view.last_output = Some(Duration::ZERO);
+    assert_eq!(agent.waits(HANG), Next::AskForStacks);
+    assert_eq!(agent.succeeds(0), Next::AskForStacks, "the other is silent");
+    assert_eq!(agent.succeeds(1), Next::End(End::Succeeded));
+    assert_eq!((agent.restarts(), agent.machine.past().incidents), (0, 0));
+
+    let mut agent = Agent::new(1);
+    agent.view.last_output = Some(Duration::ZERO);
+    assert_eq!(agent.waits(HANG), Next::AskForStacks);
+    assert_eq!(agent.fails(0), Next::Ask);
+    assert_eq!(agent.handle(Input::StacksAsked), Next::Wait);
 }
 
 #[test]

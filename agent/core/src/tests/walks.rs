@@ -17,6 +17,7 @@ enum Event {
     AnswersAdded,
     AnswersRemoved,
     AnswersNothing,
+    AsksForStacks,
     ReportsHang,
     Drains,
     /// Time passes until the next deadline, or until the workers hang.
@@ -26,7 +27,7 @@ enum Event {
     JoinsUnexplained,
 }
 
-const EVENTS: [Event; 21] = [
+const EVENTS: [Event; 22] = [
     Event::Succeeds(0),
     Event::Succeeds(1),
     Event::Fails(0),
@@ -43,6 +44,7 @@ const EVENTS: [Event; 21] = [
     Event::AnswersAdded,
     Event::AnswersRemoved,
     Event::AnswersNothing,
+    Event::AsksForStacks,
     Event::ReportsHang,
     Event::Drains,
     Event::TimePasses,
@@ -96,7 +98,8 @@ impl World {
         let (view, waits) = (&self.agent.view, self.next == Next::Wait);
         match event {
             Event::Succeeds(it) | Event::Fails(it) => {
-                (waits || self.is_between_rounds()) && runs(it)
+                let may_end = waits || self.next == Next::AskForStacks;
+                (may_end || self.is_between_rounds()) && runs(it)
             }
             Event::Connects(it) => waits && runs(it) && !view.connected.contains(&it),
             Event::Leaves(it) => {
@@ -109,6 +112,7 @@ impl World {
             | Event::AnswersAdded
             | Event::AnswersRemoved
             | Event::AnswersNothing => self.next == Next::Ask && !self.is_drained,
+            Event::AsksForStacks => self.next == Next::AskForStacks,
             Event::ReportsHang => self.next == Next::ReportHang,
             Event::Drains => waits && !self.is_drained || self.next == Next::Ask,
             Event::TimePasses => waits,
@@ -137,7 +141,7 @@ impl World {
         world.next = match next {
             Next::Start(_) => Next::Wait,
             Next::Wait if self.is_between_rounds() => self.next.clone(),
-            Next::Wait | Next::Ask | Next::ReportHang | Next::End(_) => next,
+            Next::Wait | Next::Ask | Next::AskForStacks | Next::ReportHang | Next::End(_) => next,
         };
         world
     }
@@ -176,6 +180,7 @@ impl World {
             Event::AnswersNothing => {
                 agent.handle(Input::Answered(Answer::Unknown("no master answers".to_owned())))
             }
+            Event::AsksForStacks => agent.handle(Input::StacksAsked),
             Event::ReportsHang => agent.handle(Input::HangReported),
             Event::Drains => {
                 self.is_drained = true;
@@ -227,6 +232,7 @@ impl World {
             | Event::AnswersNothing
             | Event::Drains
             | Event::TimePasses
+            | Event::AsksForStacks
             | Event::Joins => false,
         };
         assert_eq!(count, u32::from(expected), "counted after {event:?}");
@@ -284,6 +290,7 @@ impl World {
         for input in [
             Input::Look,
             Input::Drain,
+            Input::StacksAsked,
             Input::HangReported,
             Input::Answered(Answer::Unchanged),
             Input::Over(Over::Changed),
@@ -307,6 +314,7 @@ impl World {
                 (Next::End(_), _) => return,
                 (Next::Ask, _) if world.is_drained => Event::Drains,
                 (Next::Ask, _) => Event::AnswersUnchanged,
+                (Next::AskForStacks, _) => Event::AsksForStacks,
                 (Next::ReportHang, _) => Event::ReportsHang,
                 (Next::Wait | Next::Start(_), Some(killed)) => Event::Fails(*killed),
                 (Next::Wait | Next::Start(_), None) => Event::TimePasses,
