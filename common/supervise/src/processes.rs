@@ -235,6 +235,7 @@ fn markers(id: i32) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::CommandExt;
     use std::process::{Child, Command};
 
     use super::*;
@@ -244,9 +245,10 @@ mod tests {
 
     impl Sleeping {
         fn start(marker: &str) -> Self {
-            let command =
-                Command::new("sleep").arg("1000").env(MARKER_VARIABLE, marker).spawn().unwrap();
-            Self(command)
+            let mut command = Command::new("sleep");
+            // This program may lead a session, whose number its group has then.
+            command.arg("1000").env(MARKER_VARIABLE, marker).process_group(0);
+            Self(command.spawn().unwrap())
         }
 
         fn id(&self) -> i32 {
