@@ -19,8 +19,9 @@ use steadfast_common::status::TimeBreakdown;
 use steadfast_common::tensor::finite::are_finite;
 use steadfast_common::tensor::layout::Layout;
 use steadfast_common::tensor::table::{RANGES, RangeDigest};
+use steadfast_coord::backoff;
 use steadfast_host::task::in_place;
-use steadfast_host::time::Instant;
+use steadfast_host::time::{Instant, sleep};
 use steadfast_net::traces::TRACE;
 use steadfast_process::Failure;
 use steadfast_store::{Location, ObjectWriter, StoreError};
@@ -205,7 +206,14 @@ impl Context {
     async fn initial_values(&self) -> Result<Vec<f32>, TrainError> {
         let mut parameters = Parameters::zeros(self.layout().clone());
         in_place(|| self.model.initialize(self.spec().seed, &mut parameters))?;
-        start::overwrite(self.session.job(), self.layout(), parameters.values_mut()).await?;
+        let (job, mut pauses) = (self.session.job(), backoff());
+        while let Err(error) = start::overwrite(job, self.layout(), parameters.values_mut()).await {
+            if error.kind() != ErrorKind::Unavailable {
+                return Err(error.into());
+            }
+            warn!(%error, "cannot read the values to start from; retrying");
+            sleep(pauses.next().unwrap_or_default()).await;
+        }
         Ok(parameters.into_values())
     }
 

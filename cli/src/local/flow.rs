@@ -10,7 +10,7 @@ use steadfast_agent::pass_on;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::job::job_file::{self, nearest};
 use steadfast_common::job::models::{self, BUILT_IN, BuiltIn, PYTHON};
-use steadfast_common::job::spec::JobSpec;
+use steadfast_common::job::spec::{JobSpec, Keep};
 use steadfast_common::records::keys::Keys;
 use steadfast_common::records::{JobRecord, ResultRecord};
 use steadfast_common::status::JobStatus;
@@ -157,12 +157,16 @@ async fn check_same_job(
     let keys = Keys::of_job(&spec.name);
     let Some(entry) = cluster.etcd.get(&keys.job()).await? else { return Ok(()) };
     let held: JobRecord = entry.json()?;
-    if held.is_of(&spec.digest()) {
-        return Ok(());
-    }
-    let difference = spec.difference(&held.spec);
     let is_ours = cluster.supervisor.is_some();
-    if is_ours && !has_progress(&cluster.etcd, &keys).await? {
+    let may_begin_anew = is_ours && !has_progress(&cluster.etcd, &keys).await?;
+    let difference = match held.is_of(&spec.digest()) {
+        false => spec.difference(&held.spec),
+        true if may_begin_anew && has_other_start(&held).await => {
+            "the file of `start` has changed".to_owned()
+        }
+        true => return Ok(()),
+    };
+    if may_begin_anew {
         let of = |key: String, mod_revision: i64| Unchanged { key, mod_revision };
         let unchanged = [
             of(keys.job(), entry.mod_revision),
@@ -192,6 +196,13 @@ async fn check_same_job(
             removal(&spec.name, &directory.shown(), is_ours)
         ),
     ))
+}
+
+/// Returns whether the file that the job starts from can be read and is another one than when the job was created.
+async fn has_other_start(held: &JobRecord) -> bool {
+    let Some(start) = &held.start else { return false };
+    let Ok(file) = steadfast_store::open(&start.url) else { return false };
+    steadfast_checkpoint::describe_start(&file).await.is_ok_and(|found| found != *start)
 }
 
 /// Returns whether the job has ended, or a resumed run would continue from a checkpoint.
@@ -454,7 +465,7 @@ impl Run<'_> {
             (State::Finished, Some(model))
                 if model.starts_with('/') && !Path::new(model).exists() =>
             {
-                let (id, what) = match summary.best.as_ref().is_some_and(|it| it.model.is_some()) {
+                let (id, what) = match self.spec.evaluation.keep == Keep::Best {
                     true => ("latest ", "the last parameters; the best ones are in no checkpoint"),
                     false => ("", "it again from the last checkpoint"),
                 };

@@ -27,14 +27,17 @@ pub enum StartError {
     )]
     Format { url: String, reason: String },
     #[error(
-        "`start.file`: the values of `{tensor}` in {url} are {dtype:?}; parameters start from F64, F32, F16 or BF16"
+        "`start.file`: the values of `{tensor}` in {url} are {dtype:?}; parameters start from F64, F32, F16, BF16, \
+         I64 or I32, or are listed in `start.new`"
     )]
     Dtype { url: String, tensor: String, dtype: Dtype },
-    #[error("`start.file`: a value of `{tensor}` in {url} is not finite in 32 bits")]
+    #[error(
+        "`start.file`: a value of `{tensor}` in {url} is not finite, or has no equal, among floats of 32 bits"
+    )]
     NotFinite { url: String, tensor: String },
     #[error(
-        "`start.file`: {url} has changed since the job was created (SHA-256 {found}, then {expected}); put the file \
-         back, or give the job another name"
+        "`start.file`: {url} has changed since the job was created ({found}, then {expected}); put the file back, or \
+         begin a new job: with another name, or after the keys or the data directory of this one are deleted"
     )]
     Changed { url: String, found: String, expected: String },
     /// The file and the parameters do not fit together.
@@ -77,12 +80,12 @@ impl From<StoreError> for StartError {
 /// If the file does not exist, is no safetensors file, or cannot be read.
 pub async fn describe_start(file: &Location) -> Result<StartRecord, StartError> {
     start_shapes(file).await?;
-    let mut hash = Sha256::new();
-    let mut chunks = file.read_in_chunks(size(file).await?);
+    let (size_bytes, mut hash) = (size(file).await?, Sha256::new());
+    let mut chunks = file.read_in_chunks(size_bytes);
     while let Some(chunk) = chunks.try_next().await? {
         in_place(|| hash.update(&chunk));
     }
-    Ok(StartRecord { url: file.url().to_owned(), sha256: hex(&hash.finalize()) })
+    Ok(StartRecord { url: file.url().to_owned(), size_bytes, sha256: hex(&hash.finalize()) })
 }
 
 /// Reads the shapes of a file's tensors; of its values, nothing is read.
@@ -103,6 +106,10 @@ pub async fn start_shapes(file: &Location) -> Result<Shapes, StartError> {
     let header = file.read_range(WORD as u64..end).await?;
     let header: Metadata = serde_json::from_slice(&header)
         .map_err(|error| bad(format!("its header cannot be parsed: {error}")))?;
+    let whole = end.saturating_add(header.data_len() as u64);
+    if size != whole {
+        return Err(bad(format!("it has {size} bytes, and its header describes {whole}")));
+    }
     let tensors = header.tensors().into_iter();
     Ok(tensors.map(|(name, info)| (name, info.shape.clone())).collect())
 }
@@ -123,6 +130,10 @@ pub async fn read_start(
     values: &mut [f32],
 ) -> Result<(), StartError> {
     let size = size(file).await?;
+    if size != record.size_bytes {
+        let (found, expected) = (format!("{size} bytes"), format!("{} bytes", record.size_bytes));
+        return Err(StartError::Changed { url: record.url.clone(), found, expected });
+    }
     let mut bytes = Vec::with_capacity(usize::try_from(size).unwrap_or_default());
     let mut chunks = file.read_in_chunks(size);
     while let Some(chunk) = chunks.try_next().await? {
@@ -139,9 +150,10 @@ fn decode(
     values: &mut [f32],
 ) -> Result<(), StartError> {
     let url = || record.url.clone();
-    let found = sha256(bytes);
-    if found != record.sha256 {
-        return Err(StartError::Changed { url: url(), found, expected: record.sha256.clone() });
+    let digest = sha256(bytes);
+    if digest != record.sha256 {
+        let (found, expected) = (format!("SHA-256 {digest}"), record.sha256.clone());
+        return Err(StartError::Changed { url: url(), found, expected });
     }
     let bad = |error: &dyn ToString| StartError::Format { url: url(), reason: error.to_string() };
     let file = SafeTensors::deserialize(bytes).map_err(|error| bad(&error))?;
@@ -154,6 +166,9 @@ fn decode(
             Dtype::F64 => convert(&tensor, target, |value: f64| value as f32),
             Dtype::F16 => convert(&tensor, target, |bits: u16| f16::from_bits(bits).to_f32()),
             Dtype::BF16 => convert(&tensor, target, |bits: u16| bf16::from_bits(bits).to_f32()),
+            // Counters, such as that of a BatchNorm.
+            Dtype::I64 => convert(&tensor, target, |value: i64| exact(value)),
+            Dtype::I32 => convert(&tensor, target, |value: i32| exact(value.into())),
             dtype => return Err(StartError::Dtype { url: url(), tensor: name.clone(), dtype }),
         }
         if !target.iter().all(|value| value.is_finite()) {
@@ -161,6 +176,12 @@ fn decode(
         }
     }
     Ok(())
+}
+
+/// Returns an integer as a float; one that floats do not have is no number.
+fn exact(value: i64) -> f32 {
+    let float = value as f32;
+    if float as i64 == value { float } else { f32::NAN }
 }
 
 /// Writes the values of a tensor, which need not be aligned in the file, to a parameter of the same shape.
@@ -235,6 +256,8 @@ mod tests {
         let wide = values.map(f64::from);
         let halves = values.map(|value| f16::from_f32(value).to_bits());
         let brain = values.map(|value| bf16::from_f32(value).to_bits());
+        scene.write(Dtype::I64, bytemuck::cast_slice(&[0i64, 17, -3])).await;
+        assert_eq!(scene.started().await.unwrap(), [7.0, 0.0, 17.0, -3.0]);
         for (dtype, bytes) in [
             (Dtype::F32, bytemuck::cast_slice(&values)),
             (Dtype::F64, bytemuck::cast_slice(&wide)),
@@ -259,7 +282,9 @@ mod tests {
         assert!(matches!(scene.started().await, Err(StartError::NotFinite { .. })));
         scene.write(Dtype::F32, bytemuck::cast_slice(&[1.0, f32::NAN, 0.0])).await;
         assert!(matches!(scene.started().await, Err(StartError::NotFinite { .. })));
-        scene.write(Dtype::I64, bytemuck::cast_slice(&[1i64, 2, 3])).await;
+        scene.write(Dtype::I64, bytemuck::cast_slice(&[1i64, 1 << 24, (1 << 24) + 1])).await;
+        assert!(matches!(scene.started().await, Err(StartError::NotFinite { .. })));
+        scene.write(Dtype::BOOL, &[1, 0, 1]).await;
         let error = scene.started().await.unwrap_err();
         assert!(error.to_string().contains("the values of `w` in "), "{error}");
     }

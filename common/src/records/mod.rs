@@ -75,6 +75,7 @@ pub const MODEL: &str = "model.safetensors";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartRecord {
     pub url: String,
+    pub size_bytes: u64,
     /// SHA-256 of the file, in hexadecimal.
     pub sha256: String,
 }

@@ -1,5 +1,7 @@
 //! Jobs that start from a model that was trained before.
 
+use std::fs;
+
 use steadfast_tests::{Job, Run, Scene};
 
 use crate::optimizers::tensors;
@@ -71,7 +73,7 @@ fn a_file_that_does_not_fit_ends_the_job_with_what_to_do() {
         (
             "deeper",
             starting(Job::small().with("hidden = [16]", "hidden = [16, 10]"), file, ""),
-            "the file of `start` lacks `layers.2.bias`, `layers.2.weight`; map their names",
+            "the file of `start` lacks `layers.2.weight`, `layers.2.bias`; map their names",
         ),
         (
             "pattern",
@@ -88,4 +90,25 @@ fn a_file_that_does_not_fit_ends_the_job_with_what_to_do() {
         assert_ne!(ended.code, Some(0), "{name}");
         assert!(ended.stderr.contains(expected), "{name}: {}", ended.stderr);
     }
+}
+
+/// A file that did not fit is replaced by one that does, and the same command goes on with it; a job that has progress
+/// does not need its file any more.
+#[test]
+fn a_corrected_file_at_the_same_place_is_used() {
+    let scene = Scene::new();
+    let first = Run::to_end(&scene, &Job::small(), "first", &[]);
+    let model = first["model"].as_str().expect("a finished job has a model");
+    let wider = Job::small().with("hidden = [16]", "hidden = [32]");
+    let other = Run::to_end(&scene, &wider, "other", &[]);
+    let file = scene.path("start.safetensors");
+    fs::copy(other["model"].as_str().expect("a path"), &file).expect("it can be copied");
+    let job = starting(Job::small(), file.to_str().expect("a path in UTF-8"), "");
+    assert_ne!(Run::start_in(&scene, &job, "data", &[]).end().code, Some(0));
+    fs::copy(model, &file).expect("it can be copied");
+    let ended = Run::start_in(&scene, &job, "data", &[]).end();
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(ended.stderr.contains("the file of `start` has changed"), "{}", ended.stderr);
+    fs::remove_file(&file).expect("it exists");
+    assert_eq!(Run::to_end(&scene, &job, "data", &[]), ended.summary());
 }
