@@ -132,15 +132,17 @@ impl JobArgs {
     /// # Errors
     /// As [`JobArgs::find`].
     pub async fn find_stopped(&self) -> Result<Job, Failure> {
-        match (self.connect().await, &self.data_dir) {
-            (Err(failure), Some(directory)) => match serve(directory.join("etcd")).await {
-                Some((endpoint, server)) => {
-                    tokio::spawn(server.serve(std::future::pending()));
-                    self.choose(self.connect_to(endpoint).await?).await
-                }
-                None => Err(failure),
-            },
-            (etcd, _) => self.choose(etcd?).await,
+        // The port of a run that has ended may be that of another etcd by now.
+        let stored = match &self.data_dir {
+            Some(directory) => serve(directory.join("etcd")).await,
+            None => None,
+        };
+        match stored {
+            Some((endpoint, server)) => {
+                tokio::spawn(server.serve(std::future::pending()));
+                self.choose(self.connect_to(endpoint).await?).await
+            }
+            None => self.choose(self.connect().await?).await,
         }
     }
 

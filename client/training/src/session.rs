@@ -12,6 +12,7 @@ use steadfast_common::records::keys::Keys;
 use steadfast_common::records::{JobRecord, TrainerRecord};
 use steadfast_common::tensor::layout::{Layout, ParamSpec, invalid_tables};
 use steadfast_coord::{self as coord, CoordError, Etcd, wait_for_job};
+use steadfast_host::time::sleep;
 use steadfast_net::TlsIdentity;
 use tracing::info;
 
@@ -177,8 +178,7 @@ impl Session {
     pub async fn join_generation(&self) -> Result<GenerationClient, ClientError> {
         let pserver_set = self.cluster.pserver_set().await?;
         // A job that was extended has another end; it begins a generation, since it had ended.
-        let job: Option<JobRecord> = self.etcd.get_json(&self.keys.job()).await?;
-        if job.is_some_and(|job| job != self.job) {
+        if self.job_now().await?.is_some_and(|job| job != self.job) {
             return Err(ClientError::Extended);
         }
         let pservers = Pservers::new(
@@ -189,6 +189,19 @@ impl Session {
             self.lease.deadline(),
         )?;
         Ok(GenerationClient::new(self.master.clone(), pservers))
+    }
+
+    /// Reads the job, and waits for etcd as long as that does not answer.
+    async fn job_now(&self) -> Result<Option<JobRecord>, CoordError> {
+        let mut pauses = coord::backoff();
+        loop {
+            match self.etcd.get_json(&self.keys.job()).await {
+                Err(error) if error.is_transient() => {
+                    sleep(pauses.next().unwrap_or_default()).await;
+                }
+                read => return read,
+            }
+        }
     }
 
     /// Completes when the lease is lost. The work in progress is void, and the trainer must register again.

@@ -28,10 +28,16 @@ pub enum More {
 }
 
 impl JobRecord {
-    /// Returns whether a job file with this spec is that of the job: with the passes or steps that it was created with,
-    /// or with those that it has now.
+    /// Returns whether a job file with this digest of its spec is that of the job: with the passes or steps that it has
+    /// now, or had before an extension.
     pub fn is_of(&self, spec_digest: &str) -> bool {
-        self.digest == spec_digest || self.spec.digest() == spec_digest
+        let before = self.extensions.iter().map(|it| self.of_length(it.passes, it.steps));
+        self.spec.digest() == spec_digest || before.into_iter().any(|it| it.digest() == spec_digest)
+    }
+
+    /// Returns the spec with other passes or steps.
+    fn of_length(&self, passes: Option<u32>, steps: Option<u64>) -> JobSpec {
+        JobSpec { passes, steps, ..self.spec.clone() }
     }
 
     /// Returns the record of the job that trains further from the checkpoint of step `version`.
@@ -64,9 +70,12 @@ impl JobRecord {
     /// Returns whether `next` is this job, extended once.
     pub fn is_extended_to(&self, next: &Self) -> bool {
         let Some(extension) = next.extensions.last() else { return false };
-        let is_longer = (self.spec.passes, self.spec.steps) < (next.spec.passes, next.spec.steps);
         let (passes, steps) = (self.spec.passes, self.spec.steps);
-        let spec = JobSpec { passes, steps, ..next.spec.clone() };
+        let has_more_passes = passes.is_some() && passes < next.spec.passes;
+        let has_more_steps = steps.is_some() && steps < next.spec.steps;
+        let is_longer = (has_more_passes && steps == next.spec.steps)
+            || (has_more_steps && passes == next.spec.passes);
+        let spec = next.of_length(passes, steps);
         let mut extensions = self.extensions.clone();
         extensions.push(extension.clone());
         let before = Self { spec, extensions: self.extensions.clone(), ..next.clone() };
@@ -110,6 +119,9 @@ mod tests {
         let (ten, fifteen) = (record("passes = 10"), record("passes = 15"));
         let longer = ten.extended(More::Passes(5), Version(100), 7).unwrap();
         assert!(longer.is_of(&ten.digest) && longer.is_of(&fifteen.digest));
+        let longest = longer.extended(More::Passes(5), Version(150), 8).unwrap();
+        assert!([&ten, &fifteen].iter().all(|it| longest.is_of(&it.digest)));
+        assert!(!longest.is_of(&record("passes = 12").digest));
         assert!(!longer.is_of(&record("passes = 12").digest));
         assert!(!ten.is_of(&fifteen.digest));
     }

@@ -334,7 +334,10 @@ fn only_an_extension_changes_a_job_and_deletes_its_result() {
             continue;
         };
         let Some(outcome) = ended.value::<ResultRecord>(&result) else { continue };
-        let longer = record.extended(More::Passes(2), Version(outcome.steps), 0).unwrap();
+        let Some(id) = ended.value::<String>(&run.keys.checkpoint_latest()) else { continue };
+        let version = checkpoint(&ended, &id).position.version;
+        let longer = record.extended(More::Passes(2), version, 0).unwrap();
+        let elsewhere = record.extended(More::Passes(2), Version(version.0 + 1), 0).unwrap();
         let mut extended = ended.clone();
         extended.commit(vec![put(&job, &longer), (result.clone(), None)]);
         extended.assert_clean();
@@ -348,6 +351,7 @@ fn only_an_extension_changes_a_job_and_deletes_its_result() {
             vec![put(&job, &unrecorded), deletion.clone()],
             vec![deletion],
             vec![put(&job, &longer), put(&result, &outcome)],
+            vec![put(&job, &elsewhere), (result.clone(), None)],
             vec![(job.clone(), None)],
         ] {
             let mut history = ended.clone();

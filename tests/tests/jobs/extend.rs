@@ -1,5 +1,6 @@
 //! Jobs that have ended and train further.
 
+use std::fs;
 use std::process::Output;
 
 use serde_json::Value;
@@ -100,6 +101,9 @@ fn a_job_that_cannot_be_extended_stays_as_it_is() {
     assert_refused(&extend(&scene, "ended", &["--steps", "1"]), 2, "extend it with --passes");
     assert_refused(&extend(&scene, "ended", &["--passes", "0"]), 2, "must be at least 1");
     assert_refused(&extend(&scene, "nowhere", &["--passes", "1"]), 3, "");
+    assert_eq!(Run::to_end(&scene, &Job::small(), "ended", &[]), ended);
+    fs::remove_dir_all(scene.path("ended/store/shards")).expect("it has checkpoints");
+    assert_refused(&extend(&scene, "ended", &["--passes", "1"]), 3, "is missing");
     assert_eq!(Run::to_end(&scene, &Job::small(), "ended", &[]), ended);
 
     let early = Job::long()

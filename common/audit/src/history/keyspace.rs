@@ -155,8 +155,14 @@ impl<'a> Keyspace<'a> {
         let next =
             revision.changes.iter().find(|it| it.key == job).and_then(|it| it.value.as_ref());
         let next = next.and_then(|it| serde_json::from_str::<JobRecord>(it).ok());
-        let is_extended =
-            |next: &JobRecord| self.job.as_ref().is_some_and(|known| known.is_extended_to(next));
+        let lock = self.keys.master_lock();
+        let is_fenced = revision.changes.iter().any(|it| it.key == lock && it.value.is_some());
+        let latest = self.latest.as_ref().and_then(|id| self.checkpoints.get(id));
+        let is_extended = |next: &JobRecord| {
+            let from = next.extensions.last().map(|it| it.version);
+            let is_longer = self.job.as_ref().is_some_and(|known| known.is_extended_to(next));
+            is_fenced && is_longer && from == latest.map(|it| it.position.version)
+        };
         match next.is_some_and(|next| is_extended(&next)) {
             false => Vec::new(),
             true => {
