@@ -12,7 +12,8 @@ use steadfast_checkpoint::{
 };
 use steadfast_common::error::ErrorKind;
 use steadfast_common::job::dataset::sha256;
-use steadfast_common::records::{Best, MODEL, ResultRecord};
+use steadfast_common::job::spec::Keep;
+use steadfast_common::records::{Best, EvaluationRecord, KeptModel, MODEL};
 use steadfast_process::{Failure, print_line};
 use steadfast_store::{Created, Location, ObjectWriter, StoreError};
 
@@ -59,9 +60,11 @@ pub async fn run(args: ExportArgs) -> Result<ExitCode, Failure> {
     let job = args.job.find_with_checkpoints().await?;
     let record = manifests::record(&job).await?;
     if args.id.is_empty()
-        && let Some(best) = best_of_result(&job).await?
+        && record.spec.evaluation.keep == Keep::Best
+        && let Some((best, kept)) = best_of_ended(&job).await?
     {
-        return copy_best(&best, &manifests::open_store(&record).await?, &target, if_there).await;
+        return copy_best(&best, &kept, &manifests::open_store(&record).await?, &target, if_there)
+            .await;
     }
     let manifest = manifests::read_one(&job, &args.id).await?;
     let checkpoint = manifest.record()?;
@@ -123,20 +126,24 @@ pub async fn run(args: ExportArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the best evaluation of a job that has ended with its parameters, which no checkpoint may hold any more.
-async fn best_of_result(job: &Job) -> Result<Option<Best>, Failure> {
-    let result: Option<ResultRecord> = job.etcd.get_json(&job.keys.result()).await?;
-    Ok(result.and_then(|result| result.best).filter(|best| best.model.is_some()))
+/// Returns the best evaluation of a job that has ended, with its parameters, which no checkpoint may hold any more.
+async fn best_of_ended(job: &Job) -> Result<Option<(Best, KeptModel)>, Failure> {
+    if job.etcd.get(&job.keys.result()).await?.is_none() {
+        return Ok(None);
+    }
+    let evaluation: Option<EvaluationRecord> = job.etcd.get_json(&job.keys.evaluation()).await?;
+    let best = evaluation.and_then(|it| it.course).map(|course| course.best);
+    Ok(best.and_then(|best| best.model.clone().map(|model| (best, model))))
 }
 
 /// Copies the model of a job that kept its best parameters.
 async fn copy_best(
     best: &Best,
+    kept: &KeptModel,
     store: &Location,
     target: &Location,
     if_there: IfThere,
 ) -> Result<ExitCode, Failure> {
-    let Some(kept) = &best.model else { return Err(Failure::internal("the model is not kept")) };
     let model = store.child(MODEL).map_err(store_failure)?;
     let remedy = "`latest` in place of an id exports the last parameters";
     let bytes = match model.read().await {
