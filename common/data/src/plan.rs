@@ -42,8 +42,8 @@ pub fn plan<'a>(
         let training = files.len();
         files.extend(source::files(&evaluation.source, base).await?);
         let (trained, held_out) = files.split_at(training);
-        let is_trained = |file: &&Location| trained.iter().any(|it| it.url() == file.url());
-        if let Some(twice) = held_out.iter().find(is_trained) {
+        let urls: HashSet<&str> = trained.iter().map(Location::url).collect();
+        if let Some(twice) = held_out.iter().find(|file| urls.contains(file.url())) {
             return Err(DataError::HeldOutTwice { file: twice.url().to_owned() });
         }
         let mut manifest = inspect_all(spec, &files, training, Manifest::default()).await?;
