@@ -206,13 +206,13 @@ impl Context {
     async fn initial_values(&self) -> Result<Vec<f32>, TrainError> {
         let mut parameters = Parameters::zeros(self.layout().clone());
         in_place(|| self.model.initialize(self.spec().seed, &mut parameters))?;
-        let (job, mut pauses) = (self.session.job(), backoff());
+        let (job, mut pauses) = (self.session.job(), None);
         while let Err(error) = start::overwrite(job, self.layout(), parameters.values_mut()).await {
             if error.kind() != ErrorKind::Unavailable {
                 return Err(error.into());
             }
             warn!(%error, "cannot read the values to start from; retrying");
-            sleep(pauses.next().unwrap_or_default()).await;
+            sleep(pauses.get_or_insert_with(backoff).next().unwrap_or_default()).await;
         }
         Ok(parameters.into_values())
     }

@@ -193,11 +193,12 @@ impl Session {
 
     /// Reads the job, and waits for etcd as long as that does not answer.
     async fn job_now(&self) -> Result<Option<JobRecord>, CoordError> {
-        let mut pauses = coord::backoff();
+        let mut pauses = None;
         loop {
             match self.etcd.get_json(&self.keys.job()).await {
                 Err(error) if error.is_transient() => {
-                    sleep(pauses.next().unwrap_or_default()).await;
+                    let pause = pauses.get_or_insert_with(coord::backoff).next();
+                    sleep(pause.unwrap_or_default()).await;
                 }
                 read => return read,
             }
