@@ -6,9 +6,11 @@ use std::path::Path;
 use serde_json::Value;
 use steadfast_tests::{Job, Run, Scene};
 
-/// Returns a job that learns its training records by heart, so that its evaluations become worse.
+/// Returns a job that learns its training records by heart, so that its evaluations become worse. Its passes have so many
+/// steps that a process can be killed in each of them.
 fn overfitting(more: &str) -> Job {
     Job::long()
+        .with("micro_batch = 16", "micro_batch = 2")
         .with("hidden = [32]", "hidden = [64]")
         .with("base = 0.003", "base = 0.02")
         .with("fraction = 0.2", &format!("fraction = 0.5\n{more}"))
