@@ -72,7 +72,7 @@ class History:
         self._evaluations: List[Evaluation] = []
         self._best: Optional[Evaluation] = None
         self._loss: Optional[float] = None
-        # Whether somebody takes the events.
+        # Whether a callback takes the events.
         self._is_followed = False
         self._events: Deque[Event] = deque()
         # Finished passes, and evaluations and checkpoints that were events already or lie before the first look.

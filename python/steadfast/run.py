@@ -396,7 +396,7 @@ class LocalRun(Run):
 
         Raises:
             JobFailed: The job has failed.
-            SteadfastError: A process could not start, see the subclasses. Or somebody else has stopped the job.
+            SteadfastError: A process could not start, see the subclasses. Or another program has stopped the job.
             TimeoutError: The job has not ended after ``timeout`` seconds.
             KeyboardInterrupt: After the processes have ended.
         """

@@ -261,7 +261,7 @@ def test_a_job_that_was_stopped_has_a_summary_of_what_was_done(tmp_path):
         summary = run.wait(timeout=60)
     assert summary["state"] == "drained" and 10 <= summary["steps"] and summary["checkpoint"]
     assert run.wait() == summary
-    # Somebody else's Ctrl-C is no summary that was asked for.
+    # Ctrl-C of another program is no summary that was asked for.
     with steadfast.local(softmax("stopped", passes=100_000), data_dir=tmp_path, progress=False) as run:
         until_step(run, summary["steps"] + 10)
         run._process.send_signal(signal.SIGINT)
