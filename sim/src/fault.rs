@@ -142,7 +142,7 @@ pub struct Scene {
 impl Scene {
     /// Injects a fault now and schedules its end.
     pub fn strike(&self, fault: &Fault) {
-        tracing::info!(target: "fault", "{fault}");
+        tracing::info!(target: "fault", %fault, "injected");
         let cluster = &self.cluster;
         match fault {
             Fault::Kill(member) => cluster.kill(*member, false),
