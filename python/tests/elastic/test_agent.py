@@ -56,7 +56,9 @@ def test_workers_whose_collectives_always_fail_are_regrouped_a_limited_number_of
     assert [line for line in ended.stdout.splitlines() if "round" in line] == [
         f"[rank 0] round {number}" for number in (1, 2, 3)
     ]
-    assert re.search(r'no restart is left \(--max-restarts\) reason=".*no node or worker was lost" restarts_max=2', ended.stderr), ended.stderr
+    assert re.search(
+        r'no restart is left \(--max-restarts\) reason=".*no node or worker was lost" restarts_max=2', ended.stderr
+    ), ended.stderr
 
 
 def test_a_worker_that_waits_in_vain_is_told_for_whom(tmp_path):
