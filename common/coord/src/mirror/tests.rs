@@ -1,7 +1,5 @@
 //! Rules of a mirror, with an etcd behind a proxy that ends streams.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use etcd_client::proto::{
     PbCompactionRequest, PbCompactionResponse, PbDeleteRequest, PbDeleteResponse, PbKvServer,
     PbKvService, PbPutRequest, PbPutResponse, PbRangeRequest, PbRangeResponse,
@@ -18,7 +16,7 @@ use crate::EtcdOptions;
 
 /// An empty etcd that counts lists, and whose watches end at once.
 #[derive(Clone, Default)]
-struct NoWatches(Arc<AtomicUsize>);
+struct NoWatches(watch::Sender<u32>);
 
 type Reply<T> = Result<Response<T>, Status>;
 
@@ -36,7 +34,7 @@ impl PbKvService for NoWatches {
     type RangeStreamStream = Empty<Result<PbRangeStreamResponse, Status>>;
 
     async fn range(&self, _: Request<PbRangeRequest>) -> Reply<PbRangeResponse> {
-        self.0.fetch_add(1, Ordering::Relaxed);
+        self.0.send_modify(|lists| *lists += 1);
         Ok(Response::new(PbRangeResponse::default()))
     }
 
@@ -74,9 +72,10 @@ async fn a_mirror_whose_watches_end_at_once_lists_a_few_times_a_second() {
     tokio::spawn(serving);
     let endpoints = vec![format!("http://{address}")];
     let etcd = Etcd::connect(&EtcdOptions { endpoints, ..EtcdOptions::default() }).await.unwrap();
+    let started = Instant::now();
     let _mirror = Mirror::start(&etcd, Range::Key("/key".to_owned())).await.unwrap();
-    let before = server.0.load(Ordering::Relaxed);
-    tokio::time::sleep(4 * RETRY).await;
-    let lists = server.0.load(Ordering::Relaxed) - before;
-    assert!((1..=5).contains(&lists), "{lists} lists");
+    let mut lists = server.0.subscribe();
+    let first = *lists.borrow_and_update();
+    lists.wait_for(|lists| first + 4 <= *lists).await.unwrap();
+    assert!(3 * RETRY <= started.elapsed(), "{:?}", started.elapsed());
 }
