@@ -26,7 +26,8 @@ runs what it has loaded; a module that was loaded again has another description.
 def modules(spec: Mapping[str, Any], model: object) -> Dict[str, str]:
     """Returns the SHA-256 of the source of each imported module that is not part of Python or of an installed package.
 
-    Only files of Python count: what a compiler makes of the same source differs between machines. An installed package counts too if the model comes from it: from ``model.entry`` in ``spec``, or by its class.
+    Only files of Python count: what a compiler makes of the same source differs between machines. An installed package
+    counts too if the model comes from it: from ``model.entry`` in ``spec``, or by its class.
     """
     entry = str(spec.get("entry") or "").partition(":")[0]
     of_model = {name.partition(".")[0] for name in (entry, type(model).__module__)} - {"steadfast", ""}

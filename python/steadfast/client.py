@@ -107,8 +107,8 @@ class Trainer:
 
         Args:
             values: An array for each parameter, by name and in its shape, that converts to float32; one with a
-                missing name, or ``None``, begins as ``Model.initialize`` says. Arrays are read when they are needed. The loop ends with
-                :class:`SteadfastError` if one has another name or shape.
+                missing name, or ``None``, begins as ``Model.initialize`` says. Arrays are read when they are needed.
+                The loop ends with :class:`SteadfastError` if one has another name or shape.
 
         Raises:
             RuntimeError: The trainer has yielded a work already.

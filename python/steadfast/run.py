@@ -226,9 +226,9 @@ class Run:
     def evaluations(self) -> List[Evaluation]:
         """Returns the evaluations of the job, as far as they were seen, by increasing steps.
 
-        There is a look twice a second with callbacks, with the progress shown, or in the ``wait`` of a job elsewhere, and
-        one at each call of this. A status has only the latest evaluation, so of several between two looks only the last
-        one is here. When the job goes back to a checkpoint, evaluations that it has forgotten are dropped.
+        There is a look twice a second with callbacks, with the progress shown, or in the ``wait`` of a job elsewhere,
+        and one at each call of this. A status has only the latest evaluation, so of several between two looks only the
+        last one is here. When the job goes back to a checkpoint, evaluations that it has forgotten are dropped.
         """
         self._look()
         return self._history.evaluations()

@@ -276,7 +276,7 @@ class Model(_Model):
         return buffer_at(self._owners[name])
 
     def _check_buffers(self) -> None:
-        """Checks what a computation has left in the buffers: one that layers share is looked up in the first of them."""
+        """Checks what a computation has left in the buffers: one that layers share is looked up in the first one."""
         for name in self._constant:
             if not all(torch.equal(self._as_built[name], it) for it in self._shared(name)):
                 raise InvalidError(
