@@ -248,7 +248,13 @@ mod tests {
             let mut command = Command::new("sleep");
             // This program may lead a session, whose number its group has then.
             command.arg("1000").env(MARKER_VARIABLE, marker).process_group(0);
-            Self(command.spawn().unwrap())
+            let started = Self(command.spawn().unwrap());
+            // In the middle of its start, a process has no environment yet.
+            let environment = format!("/proc/{}/environ", started.id());
+            while std::fs::read(&environment).unwrap().is_empty() {
+                std::thread::yield_now();
+            }
+            started
         }
 
         fn id(&self) -> i32 {
