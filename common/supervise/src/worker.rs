@@ -4,6 +4,8 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
+use futures::future::{BoxFuture, Shared};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use tokio::process::{Child, ChildStdin, Command};
@@ -30,6 +32,8 @@ pub struct Worker {
     guard: Arc<Guard>,
     /// How and when the process itself ended.
     ended: Option<(Ending, Instant)>,
+    /// The search for its descendants. A wait goes on with the one that a cancelled wait has begun.
+    sweep: Option<Shared<BoxFuture<'static, Swept>>>,
     /// Set when its descendants and its output have ended, too.
     exit: Option<Exit>,
 }
@@ -60,7 +64,7 @@ impl Worker {
         let scope = Scope::new(token, Some(group));
         let name = spec.name.clone();
         guard.add(group);
-        Ok(Self { name, child, group, scope, output, guard, ended: None, exit: None })
+        Ok(Self { name, child, group, scope, output, guard, ended: None, sweep: None, exit: None })
     }
 
     /// Returns the name of the worker in its spec.
@@ -98,7 +102,10 @@ impl Worker {
             return exit.clone();
         }
         self.drained().await;
-        self.swept(&sweep(self.scope.clone()).await);
+        let scope = &self.scope;
+        let swept = self.sweep.get_or_insert_with(|| sweep(scope.clone()).boxed().shared());
+        let swept = swept.clone().await;
+        self.swept(&swept);
         self.finish().await
     }
 

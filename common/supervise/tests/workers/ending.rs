@@ -61,6 +61,22 @@ async fn a_grandchild_that_keeps_the_output_open_does_not_hold_up_the_end_of_its
     assert_eq!(worker.wait().await, exit, "it can be asked again");
 }
 
+/// A wait that is cancelled often would otherwise begin its search for descendants again and again.
+#[tokio::test]
+async fn the_end_of_a_worker_is_seen_however_often_a_wait_for_it_is_cancelled() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut worker = supervisor().start(&shell(directory.path(), "exit 3")).unwrap();
+    let start = Instant::now();
+    let exit = loop {
+        // Shorter than a search for descendants takes.
+        if let Ok(exit) = timeout(Duration::from_millis(1), worker.wait()).await {
+            break exit;
+        }
+        assert!(start.elapsed() < PATIENCE);
+    };
+    assert_eq!(exit.to_string(), "exit code 3");
+}
+
 /// S003-21: the supervisor learns of the end of each worker, and whether it succeeded.
 #[tokio::test]
 async fn the_first_worker_to_end_is_returned_first_though_its_output_ends_later() {
