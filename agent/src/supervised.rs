@@ -115,7 +115,8 @@ impl WorkerProcesses for Supervised {
     async fn start(&mut self, workers: Vec<WorkerStart>) -> Result<(), Failure> {
         let specs: Vec<WorkerSpec> = workers.iter().map(|start| self.spec(start)).collect();
         if specs.len() == self.args.nproc_per_node as usize {
-            self.set = self.supervisor.start_all(&specs).await.map_err(start_failure)?;
+            let started = specs.iter().map(|spec| self.supervisor.start(spec));
+            self.set = started.collect::<Result<_, _>>().map_err(start_failure)?;
             return Ok(());
         }
         for (start, spec) in workers.iter().zip(&specs) {

@@ -11,6 +11,7 @@
 //! ended. If the guard is killed together with the supervising process, only the workers themselves end.
 
 mod capture;
+mod connection;
 mod exit;
 mod guard;
 mod lines;
@@ -28,6 +29,7 @@ mod worker_set;
 pub use nix::sys::signal::Signal;
 
 pub use capture::{CaptureError, CaptureLimits, capture};
+pub use connection::Connection;
 pub use exit::{Ending, Exit};
 pub use guard::{GuardProgram, run_guard_if_requested};
 pub use processes::MARKER_VARIABLE;

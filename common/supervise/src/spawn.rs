@@ -5,13 +5,16 @@
 //! could never handle them. The exception is SIGHUP: `nohup` ignores it for all that it starts.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::ptr;
+use std::sync::Arc;
 
 use nix::errno::Errno;
 use nix::libc;
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::{getpid, getppid, setsid};
+use rustix::io::{FdFlags, fcntl_setfd};
 use tokio::process::Command;
 
 /// The greatest number of a signal on Linux.
@@ -45,6 +48,13 @@ pub(crate) fn prepare(command: &mut Command, leads: Leads) {
     // SAFETY: between fork and exec the closure only calls sigaction, pthread_sigmask, setsid, prctl and getppid,
     // which are safe there; it does not allocate or lock.
     unsafe { command.pre_exec(prepare) };
+}
+
+/// Lets the program of `command` inherit a descriptor, and no other program that this process starts.
+pub(crate) fn inherit(command: &mut Command, descriptor: Arc<OwnedFd>) {
+    let inherit = move || Ok(fcntl_setfd(&descriptor, FdFlags::empty())?);
+    // SAFETY: between fork and exec the closure only calls fcntl, which is safe there; it does not allocate or lock.
+    unsafe { command.pre_exec(inherit) };
 }
 
 /// Gives each signal its default action, and unblocks it.

@@ -2,7 +2,9 @@
 
 use std::ffi::OsString;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use steadfast_common::error::ErrorKind;
 
@@ -24,6 +26,8 @@ pub struct WorkerSpec {
     pub directory: Option<PathBuf>,
     pub input: Input,
     pub output: Output,
+    /// An open descriptor that the worker inherits, under the same number.
+    pub inherited: Option<Arc<OwnedFd>>,
 }
 
 /// Where stdin of a worker comes from.
@@ -62,6 +66,8 @@ pub enum Output {
     Separate { prefix: String, directory: PathBuf, stdout: Target, stderr: Target },
     /// Output is appended to this file by the worker itself, unwatched.
     File { path: PathBuf },
+    /// Output waits in pipes until [`crate::Worker::assign`] says where it goes.
+    Pending,
 }
 
 /// Where one stream of a worker goes. It is read in any case.
@@ -103,6 +109,7 @@ impl WorkerSpec {
             directory: None,
             input: Input::Empty,
             output: Output::Inherit,
+            inherited: None,
         }
     }
 }
@@ -111,7 +118,7 @@ impl Output {
     /// Returns the targets of stdout and stderr; `None` if this process does not read them.
     pub(crate) fn targets(&self) -> Option<[Target; 2]> {
         match self {
-            Self::Inherit | Self::File { .. } => None,
+            Self::Inherit | Self::File { .. } | Self::Pending => None,
             Self::Lines { .. } => Some([Target::Print; 2]),
             Self::Files { .. } => Some([Target::File; 2]),
             Self::LinesAndFiles { .. } => Some([Target::Both; 2]),
@@ -119,12 +126,17 @@ impl Output {
         }
     }
 
+    /// Returns whether stdout and stderr are pipes.
+    pub(crate) fn is_piped(&self) -> bool {
+        *self == Self::Pending || self.targets().is_some()
+    }
+
     pub(crate) fn prefix(&self) -> &str {
         match self {
             Self::Lines { prefix }
             | Self::LinesAndFiles { prefix, .. }
             | Self::Separate { prefix, .. } => prefix,
-            Self::Inherit | Self::Files { .. } | Self::File { .. } => "",
+            Self::Inherit | Self::Files { .. } | Self::File { .. } | Self::Pending => "",
         }
     }
 
@@ -133,7 +145,7 @@ impl Output {
             Self::Files { directory }
             | Self::LinesAndFiles { directory, .. }
             | Self::Separate { directory, .. } => Some(directory),
-            Self::Inherit | Self::Lines { .. } | Self::File { .. } => None,
+            Self::Inherit | Self::Lines { .. } | Self::File { .. } | Self::Pending => None,
         }
     }
 }

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use tokio::time::timeout;
 use uuid::Uuid;
@@ -10,7 +9,7 @@ use uuid::Uuid;
 use crate::guard::{Guard, KILL_TIMEOUT};
 use crate::processes::MARKER_VARIABLE;
 use crate::stop::sweep;
-use crate::{GuardProgram, Signaller, StartError, Worker, WorkerSet, WorkerSpec};
+use crate::{GuardProgram, Signaller, StartError, Worker, WorkerSpec};
 
 /// Processes that SIGKILL does not end, such as those that wait for a driver.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -56,24 +55,6 @@ impl Supervisor {
             Err(_) => own,
         };
         Worker::start(spec, token, &marker, Arc::clone(&self.guard))
-    }
-
-    /// Starts several workers. If one cannot be started, none is left running.
-    ///
-    /// # Errors
-    /// Those of [`Self::start`].
-    pub async fn start_all(&self, specs: &[WorkerSpec]) -> Result<WorkerSet, StartError> {
-        let mut set = WorkerSet::default();
-        for spec in specs {
-            match self.start(spec) {
-                Ok(worker) => set.push(worker),
-                Err(error) => {
-                    set.stop(Duration::ZERO).await;
-                    return Err(error);
-                }
-            }
-        }
-        Ok(set)
     }
 
     /// Returns a handle that sends signals to the workers that run.

@@ -14,9 +14,9 @@ use tokio::time::{Instant, timeout_at};
 use crate::guard::Guard;
 use crate::output::{LogFiles, OutputTasks};
 use crate::processes::{MARKER_VARIABLE, Scope, Swept};
-use crate::spawn::prepare;
+use crate::spawn::{inherit, prepare};
 use crate::stop::{stop, sweep};
-use crate::{Ending, Exit, Input, StartError, WorkerSpec};
+use crate::{Ending, Exit, Input, Output, StartError, WorkerSpec};
 
 /// Time for descendants of a worker that has ended to write the rest of its output, as `tee` does.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
@@ -54,17 +54,38 @@ impl Worker {
         if let Some((stdout, stderr)) = files.take_own() {
             command.stdout(stdout).stderr(stderr);
         }
-        let mut child = command.spawn().map_err(|source| StartError::of(spec, source))?;
+        let child = command.spawn().map_err(|source| StartError::of(spec, source))?;
         let id = child.id().and_then(|id| i32::try_from(id).ok());
         let group = Pid::from_raw(id.expect("a process that was not waited for has an id"));
-        let output = spec
-            .output
-            .targets()
-            .map(|targets| OutputTasks::start(spec, targets, &mut child, files));
         let scope = Scope::new(token, Some(group));
         let name = spec.name.clone();
-        guard.add(group);
-        Ok(Self { name, child, group, scope, output, guard, ended: None, sweep: None, exit: None })
+        let mut worker = Self {
+            name,
+            child,
+            group,
+            scope,
+            output: None,
+            guard,
+            ended: None,
+            sweep: None,
+            exit: None,
+        };
+        if spec.output != Output::Pending {
+            worker.begin(spec, files);
+        }
+        Ok(worker)
+    }
+
+    /// Gives a worker with [`Output::Pending`] the name of `spec`, and its output, which must be one that this process
+    /// reads. Until then, a [`crate::Signaller`] does not reach the worker.
+    ///
+    /// # Errors
+    /// If its log files cannot be opened.
+    pub fn assign(&mut self, spec: &WorkerSpec) -> Result<(), StartError> {
+        let files = LogFiles::open(spec)?;
+        self.name.clone_from(&spec.name);
+        self.begin(spec, files);
+        Ok(())
     }
 
     /// Returns the name of the worker in its spec.
@@ -113,6 +134,14 @@ impl Worker {
     pub async fn stop(&mut self, grace: Duration) -> Exit {
         stop(&mut [&mut *self], Signal::SIGTERM, grace).await;
         self.finish().await
+    }
+
+    /// Starts to copy the output, and lets signals reach the worker.
+    fn begin(&mut self, spec: &WorkerSpec, files: LogFiles) {
+        let targets = spec.output.targets();
+        self.output =
+            targets.map(|targets| OutputTasks::start(spec, targets, &mut self.child, files));
+        self.guard.add(self.group);
     }
 
     /// Sends a signal to the worker's process group.
@@ -218,8 +247,11 @@ fn command(spec: &WorkerSpec, marker: &str) -> Command {
     if let Some(directory) = &spec.directory {
         command.current_dir(directory);
     }
-    if spec.output.targets().is_some() {
+    if spec.output.is_piped() {
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    }
+    if let Some(descriptor) = &spec.inherited {
+        inherit(&mut command, Arc::clone(descriptor));
     }
     prepare(&mut command, spec.input.leads());
     command

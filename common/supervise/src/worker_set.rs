@@ -23,11 +23,13 @@ pub struct WorkerSet {
     sweep: Option<(Vec<usize>, JoinHandle<Swept>)>,
 }
 
-impl WorkerSet {
-    pub(crate) fn push(&mut self, worker: Worker) {
-        self.workers.push(worker);
+impl FromIterator<Worker> for WorkerSet {
+    fn from_iter<I: IntoIterator<Item = Worker>>(workers: I) -> Self {
+        Self { workers: workers.into_iter().collect(), ..Self::default() }
     }
+}
 
+impl WorkerSet {
     /// Puts a new worker in the place of one that has ended and was returned by [`Self::next_exit`].
     pub fn replace(&mut self, index: usize, worker: Worker) {
         self.workers[index] = worker;

@@ -8,7 +8,8 @@ use steadfast_supervise::{Ending, Notified, WorkerSpec};
 use tokio::time::timeout;
 
 use super::support::{
-    KillAtEnd, PATIENCE, id_in, is_alive, python, shell, supervisor, text_of, until_gone, wait_for,
+    KillAtEnd, PATIENCE, id_in, is_alive, python, shell, start_all, supervisor, text_of,
+    until_gone, wait_for,
 };
 
 #[tokio::test]
@@ -88,7 +89,7 @@ async fn the_first_worker_to_end_is_returned_first_though_its_output_ends_later(
         ),
         shell(&directory.path().join("1"), r#"(sleep 0.5; >"$DIR/../go"; sleep 1000) & exit 2"#),
     ];
-    let mut workers = supervisor().start_all(&specs).await.unwrap();
+    let mut workers = start_all(&supervisor(), &specs).unwrap();
     let mut ends = Vec::new();
     while let Some((index, exit)) = workers.next_exit().await {
         ends.push((index, exit.to_string()));
@@ -105,7 +106,7 @@ async fn a_signal_reaches_every_worker_and_its_children() {
                   sh -c 'trap \"echo inner; exit\" INT; echo ready; while :; do sleep 0.05; done'";
     let specs = ["0", "1"].map(|name| shell(&directory.path().join(name), script));
     let supervisor = supervisor();
-    let mut workers = supervisor.start_all(&specs).await.unwrap();
+    let mut workers = start_all(&supervisor, &specs).unwrap();
     for name in ["0", "1"] {
         text_of(&directory.path().join(name).join("stdout.log")).await;
     }
@@ -135,7 +136,7 @@ async fn a_hung_python_worker_prints_its_stack() {
     wrapper.env.push(("PROGRAM".into(), script.into()));
     let specs = [python(&directory.path().join("0"), script), wrapper];
     let supervisor = supervisor();
-    let mut workers = supervisor.start_all(&specs).await.unwrap();
+    let mut workers = start_all(&supervisor, &specs).unwrap();
     for name in ["0", "1"] {
         text_of(&directory.path().join(name).join("stdout.log")).await;
     }
@@ -224,7 +225,7 @@ async fn a_signal_that_a_worker_handles_takes_the_place_of_sigterm() {
         let directory = directory.path().join(name);
         let mut spec = python(&directory, script);
         spec.env.push(("PROGRAM".into(), only_sigterm.clone().into()));
-        let mut workers = supervisor().start_all(&[spec]).await.unwrap();
+        let mut workers = start_all(&supervisor(), &[spec]).unwrap();
         text_of(&directory.join("stdout.log")).await;
         workers.stop_by(signal, PATIENCE).await;
         let text = text_of(&directory.join("stdout.log")).await;
@@ -272,7 +273,7 @@ async fn the_ends_of_many_workers_are_seen_with_one_search() {
         let specs: Vec<WorkerSpec> = (0..count)
             .map(|index| shell(&directory.path().join(index.to_string()), &format!("exit {index}")))
             .collect();
-        let mut workers = supervisor().start_all(&specs).await.unwrap();
+        let mut workers = start_all(&supervisor(), &specs).unwrap();
         for worker in workers.workers() {
             until_gone(worker.id().unwrap().try_into().unwrap()).await;
         }

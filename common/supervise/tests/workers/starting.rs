@@ -1,13 +1,18 @@
 //! Rules about the start of workers.
 
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
 
 use steadfast_common::error::ErrorKind;
-use steadfast_supervise::{MARKER_VARIABLE, StartError, WorkerSpec};
+use steadfast_supervise::{
+    Connection, Input, MARKER_VARIABLE, Notified, Output, Signal, StartError, WorkerSpec,
+};
+use tokio::io::AsyncWriteExt;
 
 use super::support::scenario::stdout_of;
-use super::support::{id_in, shell, supervisor, text_of, until_gone};
+use super::support::{id_in, python, shell, start_all, supervisor, text_of, until_gone};
 
 #[tokio::test]
 async fn a_missing_program_is_named() {
@@ -64,10 +69,11 @@ async fn if_one_of_several_workers_cannot_be_started_none_stays() {
         shell(directory.path(), r#"sleep 1000 & echo $! >"$DIR/id"; wait"#),
         WorkerSpec::new("rank 1", "no-such-program"),
     ];
-    assert!(supervisor().start_all(&specs).await.is_err());
-    // The first worker may have been killed before it wrote the file.
-    if directory.path().join("id").exists() {
-        until_gone(id_in(&directory.path().join("id")).await).await;
+    assert!(start_all(&supervisor(), &specs).is_err());
+    // The first worker may have been killed before it wrote the line, when the file may be there.
+    let file = directory.path().join("id");
+    if fs::read_to_string(&file).is_ok_and(|text| text.ends_with('\n')) {
+        until_gone(id_in(&file).await).await;
     }
 }
 
@@ -109,4 +115,51 @@ fn a_worker_can_read_the_input_of_its_supervisor() {
     let directory = tempfile::tempdir().unwrap();
     let lines = stdout_of("inherited input", directory.path());
     assert_eq!(lines, [b"[rank 0] continue"]);
+}
+
+/// The output of a worker has what its process printed before it was one.
+#[tokio::test]
+async fn a_worker_may_be_started_before_its_name_and_its_output_are_known() {
+    let directory = tempfile::tempdir().unwrap();
+    let (supervisor, script) = (supervisor(), "echo before; read line; echo $line");
+    let spec = shell(directory.path(), script);
+    let early = WorkerSpec { output: Output::Pending, input: Input::Pipe, ..spec.clone() };
+    let mut worker = supervisor.start(&WorkerSpec { name: "early".to_owned(), ..early }).unwrap();
+    let notified = async || supervisor.signaller().notify(Signal::SIGUSR1).await;
+    assert_eq!(notified().await, Notified::default());
+    worker.assign(&spec).unwrap();
+    assert_eq!(worker.name(), "rank 0");
+    assert_eq!(notified().await.workers_without_handler, 1);
+    worker.take_input().unwrap().write_all(b"after\n").await.unwrap();
+    assert!(worker.wait().await.is_success());
+    let text = text_of(&directory.path().join("stdout.log")).await;
+    assert_eq!(text, "before\nafter\n");
+}
+
+#[tokio::test]
+async fn a_connection_is_inherited_by_one_worker_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let (mut connection, theirs) = Connection::new(b"first").unwrap();
+    let number = theirs.as_raw_fd();
+    let script = format!(
+        "import os\n\
+         if os.path.exists('/proc/self/fd/{number}'):\n    \
+             os.write({number}, b'x')\n    \
+             print(open({number}, 'rb').read())"
+    );
+    let supervisor = supervisor();
+    let inherited = Some(Arc::new(theirs));
+    let specs = [None, inherited].map(|inherited| {
+        let name = if inherited.is_some() { "with" } else { "without" };
+        WorkerSpec { inherited, ..python(&directory.path().join(name), &script) }
+    });
+    let mut workers = start_all(&supervisor, &specs).unwrap();
+    drop(specs);
+    assert_eq!(connection.receive().await.unwrap(), b'x');
+    connection.send_last(b" last").await.unwrap();
+    while workers.next_exit().await.is_some() {}
+    let text = |name: &str| fs::read_to_string(directory.path().join(name).join("stdout.log"));
+    assert_eq!(text("with").unwrap(), "b'first last'\n");
+    assert_eq!(text("without").unwrap(), "");
+    assert!(connection.receive().await.is_err());
 }

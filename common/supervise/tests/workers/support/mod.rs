@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use steadfast_supervise::{GuardProgram, Output, Supervisor, WorkerSpec};
+use steadfast_supervise::{GuardProgram, Output, StartError, Supervisor, WorkerSet, WorkerSpec};
 
 /// Bound of every wait: far longer than needed, also on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -18,6 +18,10 @@ pub fn supervisor() -> Supervisor {
     let program = std::env::current_exe().unwrap();
     let args = ["--exact", "guard_process", "--nocapture"].map(OsString::from).to_vec();
     Supervisor::new(GuardProgram::new(program, args)).unwrap()
+}
+
+pub fn start_all(supervisor: &Supervisor, specs: &[WorkerSpec]) -> Result<WorkerSet, StartError> {
+    specs.iter().map(|spec| supervisor.start(spec)).collect()
 }
 
 /// Returns a shell script as worker; `$DIR` is its directory, where its log files are.

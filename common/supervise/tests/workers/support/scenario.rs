@@ -12,7 +12,7 @@ use nix::sys::signal::{SigHandler, SigSet, Signal, kill, signal};
 use nix::unistd::Pid;
 use steadfast_supervise::{Input, Output, Supervisor, WorkerSpec};
 
-use super::{python, shell, supervisor, until_gone, wait_for};
+use super::{python, shell, start_all, supervisor, until_gone, wait_for};
 
 const SCENARIO_VARIABLE: &str = "TEST_SCENARIO";
 const DIRECTORY_VARIABLE: &str = "TEST_DIRECTORY";
@@ -162,7 +162,7 @@ async fn print_lines(mut specs: Vec<WorkerSpec>) {
         spec.output = Output::Lines { prefix: format!("[rank {rank}] ") };
     }
     let supervisor = supervisor();
-    let mut workers = supervisor.start_all(&specs).await.unwrap();
+    let mut workers = start_all(&supervisor, &specs).unwrap();
     while let Some((_, exit)) = workers.next_exit().await {
         assert!(exit.is_success(), "{exit}: {:?}", exit.last_lines);
     }
