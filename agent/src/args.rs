@@ -40,6 +40,13 @@ pub struct RunArgs {
     /// How often failed workers are restarted. Restarts because nodes come and go do not count.
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub max_restarts: u32,
+    /// Warm workers of this node: Python processes that have imported the modules of --warm-imports, and become workers
+    /// when a round starts some, instead of new processes; at most as many as the node has workers.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub warm_workers: u32,
+    /// Modules that warm workers import [default: torch and torch._dynamo, if PyTorch is installed].
+    #[arg(long, value_name = "MODULE,…", value_delimiter = ',', requires = "warm_workers")]
+    pub warm_imports: Vec<String>,
     /// How often the state of the workers is reported to the master. Failures and changes of the round are
     /// noticed at once.
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_or_seconds)]

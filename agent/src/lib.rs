@@ -31,6 +31,7 @@ mod rounds;
 mod run;
 mod streams;
 mod supervised;
+mod warm;
 mod worker_service;
 
 pub use args::RunArgs;

@@ -14,6 +14,9 @@ use crate::args::RunArgs;
 /// torchrun reads the path of Python from it.
 const PYTHON_VARIABLE: &str = "PYTHON_EXEC";
 
+/// The options of Python without a value that have an effect on a program.
+const PYTHON_FLAGS: &str = "bBdEIOPqsSuv";
+
 /// The length of the first line of a script that the kernel reads.
 const FIRST_LINE_BYTES: u64 = 256;
 
@@ -39,13 +42,15 @@ impl Program {
     pub fn find(args: &RunArgs) -> Result<Self, Failure> {
         let (first, rest) = args.command.split_first().expect("the command is required");
         if args.module {
-            return Self::of_python([OsString::from("-m")].into_iter().chain(args.command.clone()));
+            return Self::run_by_python(
+                [OsString::from("-m")].into_iter().chain(args.command.clone()),
+            );
         }
         let file = Path::new(first);
         let is_python = file.extension() == Some(OsStr::new("py")) && !args.no_python;
         if is_python && !is_own_interpreter_named(file) {
             return match file.is_file() {
-                true => Self::of_python(args.command.iter().cloned()),
+                true => Self::run_by_python(args.command.iter().cloned()),
                 false => Err(not_found(file)),
             };
         }
@@ -54,11 +59,34 @@ impl Program {
         Ok(Self { path, args: rest.to_vec() })
     }
 
-    fn of_python(args: impl Iterator<Item = OsString>) -> Result<Self, Failure> {
+    fn run_by_python(args: impl Iterator<Item = OsString>) -> Result<Self, Failure> {
         let path = python();
         let found = search(&path).ok_or_else(|| not_found(&path))?;
         check(&found)?;
         Ok(Self { path: found, args: args.collect() })
+    }
+
+    /// Splits the arguments of Python into its options and what it runs: a file, or `-m` and a module, and their
+    /// arguments. Returns `None` if this is another program, or Python runs something else.
+    pub fn of_python(&self) -> Option<(&[OsString], &[OsString])> {
+        let name = self.path.file_name()?.to_string_lossy();
+        let mut options = 0;
+        while name.starts_with("python") {
+            let arg = self.args.get(options)?.to_string_lossy();
+            let flags = arg.strip_prefix('-').filter(|flags| !flags.is_empty());
+            options += match flags {
+                Some("X" | "W") => 2,
+                Some(text) if text.starts_with(['X', 'W']) => 1,
+                Some(text) if text.chars().all(|flag| PYTHON_FLAGS.contains(flag)) => 1,
+                Some("m") if options + 1 < self.args.len() => {
+                    return Some(self.args.split_at(options));
+                }
+                Some(_) => return None,
+                None if arg == "-" || arg.ends_with(".pyc") => return None,
+                None => return Some(self.args.split_at(options)),
+            };
+        }
+        None
     }
 }
 
@@ -160,4 +188,32 @@ fn not_found(path: &Path) -> Failure {
         ErrorKind::NotFound,
         format!("there is no program `{}` to run; check the command", path.display()),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(command: &str, options: Option<usize>) {
+        let mut words = command.split(' ').map(OsString::from);
+        let program = Program { path: words.next().unwrap().into(), args: words.collect() };
+        let found = program.of_python().map(|(options, _)| options.len());
+        assert_eq!(found, options, "{command}");
+    }
+
+    #[test]
+    fn what_python_runs_follows_its_options() {
+        check("/usr/bin/python3 train.py -c 1", Some(0));
+        check("python3.12 -m train", Some(0));
+        check("python -u -OO -X dev -Wignore -W error -Bs dir", Some(8));
+        for other in
+            ["sh train.py", "./train.py", "python", "python -m", "python -", "python a.pyc"]
+        {
+            check(other, None);
+        }
+        for other in ["python -c pass", "python -i train.py", "python -um train", "python --help"] {
+            check(other, None);
+        }
+    }
 }

@@ -36,6 +36,7 @@ use crate::ports::HeldPorts;
 use crate::processes::{WorkerProcesses, WorkerStart};
 use crate::program::Program;
 use crate::supervised::Supervised;
+use crate::warm::WarmWorkers;
 use crate::worker_service::WorkerService;
 
 /// Runs an agent until the job has succeeded, no restart is left, or a signal arrives.
@@ -44,6 +45,7 @@ use crate::worker_service::WorkerService;
 /// Every error that needs user action.
 pub async fn run(mut args: RunArgs) -> Result<ExitCode, Failure> {
     let program = Program::find(&args)?;
+    let warm = WarmWorkers::new(&args, &program)?;
     if args.standalone && 1 < args.nnodes.min() {
         return Err(Failure::invalid(format!(
             "--standalone is for a job of this node alone, and --nnodes asks for at least {}; \
@@ -63,7 +65,7 @@ pub async fn run(mut args: RunArgs) -> Result<ExitCode, Failure> {
         let started = coordinator.insert(Coordinator::start(settings, &shutdown).await?);
         args.rdzv_endpoint = vec![format!("http://{}", started.address)];
     }
-    let living = supervise(&args, program, NodeId(id), &shutdown);
+    let living = supervise(&args, program, warm, NodeId(id), &shutdown);
     let ended = match &mut coordinator {
         None => living.await,
         Some(coordinator) => tokio::select! {
@@ -82,10 +84,11 @@ pub async fn run(mut args: RunArgs) -> Result<ExitCode, Failure> {
 async fn supervise(
     args: &RunArgs,
     program: Program,
+    warm: WarmWorkers,
     node: NodeId,
     shutdown: &Shutdown,
 ) -> Result<Ended, Failure> {
-    let mut workers = Supervised::new(args, program, node, shutdown)?;
+    let mut workers = Supervised::new(args, program, warm, node, shutdown)?;
     let passing_on = pass_on(workers.signaller(), shutdown);
     let ended = tokio::select! {
         biased;

@@ -3,11 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use futures::future::join_all;
 use steadfast_agent_core::round::WorkerExit;
 use steadfast_common::ids::NodeId;
 use steadfast_process::{Failure, Shutdown};
 use steadfast_supervise::{
-    Exit, GuardProgram, Input, Output, Signal, Signaller, Supervisor, WorkerSet, WorkerSpec,
+    Exit, GuardProgram, Input, Output, Signal, Signaller, StartError, Supervisor, Worker,
+    WorkerSet, WorkerSpec,
 };
 use tracing::{info, warn};
 
@@ -17,6 +19,7 @@ use crate::interface;
 use crate::processes::{WorkerProcesses, WorkerStart};
 use crate::program::Program;
 use crate::streams::targets;
+use crate::warm::{WarmWorker, WarmWorkers};
 
 /// The workers of this machine, under supervision.
 pub(crate) struct Supervised {
@@ -26,6 +29,7 @@ pub(crate) struct Supervised {
     logs: Option<PathBuf>,
     supervisor: Supervisor,
     set: WorkerSet,
+    warm: WarmWorkers,
     shutdown: Shutdown,
 }
 
@@ -37,13 +41,15 @@ impl Supervised {
     pub fn new(
         args: &RunArgs,
         program: Program,
+        warm: WarmWorkers,
         node: NodeId,
         shutdown: &Shutdown,
     ) -> Result<Self, Failure> {
         let logs = args.log_dir.as_deref().map(|it| logs(it, args.job(), node)).transpose()?;
         let supervisor = Supervisor::new(GuardProgram::this_program()).map_err(start_failure)?;
         let (args, shutdown) = (args.clone(), shutdown.clone());
-        Ok(Self { args, program, logs, supervisor, set: WorkerSet::default(), shutdown })
+        let set = WorkerSet::default();
+        Ok(Self { args, program, logs, supervisor, set, warm, shutdown })
     }
 
     /// Returns a handle that sends signals to the workers that run.
@@ -54,19 +60,42 @@ impl Supervised {
     /// Ends the supervision, and kills what is left of the workers.
     pub async fn close(self) {
         // Before the search, so that the processes that are dropped here are not found.
-        drop(self.set);
+        drop((self.set, self.warm));
         if let Err(still) = self.supervisor.close().await {
             warn!(processes = ?still.processes, "some processes of the workers could not be ended");
         }
     }
 
+    /// Starts a worker: a new process, unless there is a warm one that answers.
+    async fn start_one(
+        &self,
+        start: &WorkerStart,
+        warm: Option<WarmWorker>,
+    ) -> Result<Worker, StartError> {
+        let spec = self.spec(start);
+        if let Some(warm) = warm
+            && let Some(worker) = warm.become_worker(&spec, &start.variables).await?
+        {
+            return Ok(worker);
+        }
+        self.supervisor.start(&spec)
+    }
+
     fn spec(&self, start: &WorkerStart) -> WorkerSpec {
-        let mut spec = WorkerSpec::new(format!("rank {}", start.rank), &self.program.path);
+        let mut spec = self.model();
+        spec.name = format!("rank {}", start.rank);
+        spec.env.extend(start.variables.iter().map(|(name, value)| (name.into(), value.into())));
+        spec.output = self.output(start);
+        spec
+    }
+
+    /// Returns what all workers have in common.
+    fn model(&self) -> WorkerSpec {
+        let mut spec = WorkerSpec::new("worker", &self.program.path);
         spec.args.clone_from(&self.program.args);
-        let variables = start.variables.iter().cloned().chain(self.defaults());
+        let variables = self.defaults().into_iter();
         spec.env = variables.map(|(name, value)| (name.into(), value.into())).collect();
         spec.input = self.input();
-        spec.output = self.output(start);
         spec
     }
 
@@ -113,14 +142,17 @@ impl WorkerProcesses for Supervised {
     }
 
     async fn start(&mut self, workers: Vec<WorkerStart>) -> Result<(), Failure> {
-        let specs: Vec<WorkerSpec> = workers.iter().map(|start| self.spec(start)).collect();
-        if specs.len() == self.args.nproc_per_node as usize {
-            let started = specs.iter().map(|spec| self.supervisor.start(spec));
-            self.set = started.collect::<Result<_, _>>().map_err(start_failure)?;
+        let model = self.model();
+        let warm = self.warm.take(model, workers.len()).into_iter().map(Some);
+        let warm = warm.chain(std::iter::repeat_with(|| None));
+        let starting = workers.iter().zip(warm).map(|(start, warm)| self.start_one(start, warm));
+        let started = join_all(starting).await.into_iter().collect::<Result<Vec<Worker>, _>>();
+        let started = started.map_err(start_failure)?;
+        if started.len() == self.args.nproc_per_node as usize {
+            self.set = started.into_iter().collect();
             return Ok(());
         }
-        for (start, spec) in workers.iter().zip(&specs) {
-            let worker = self.supervisor.start(spec).map_err(start_failure)?;
+        for (start, worker) in workers.iter().zip(started) {
             self.set.replace(start.local_rank as usize, worker);
         }
         Ok(())
@@ -131,7 +163,11 @@ impl WorkerProcesses for Supervised {
     }
 
     async fn next_exit(&mut self) -> Option<(u32, WorkerExit)> {
-        let (index, exit) = self.set.next_exit().await?;
+        let (index, exit) = tokio::select! {
+            biased;
+            ended = self.set.next_exit() => ended?,
+            never = self.warm.keep(&self.supervisor) => match never {},
+        };
         let local_rank = index as u32;
         let exit = match exit.is_success() {
             true => WorkerExit::Succeeded,
@@ -185,6 +221,6 @@ fn prefix(rank: u32) -> String {
     format!("[rank {rank}] ")
 }
 
-fn start_failure(error: steadfast_supervise::StartError) -> Failure {
+fn start_failure(error: StartError) -> Failure {
     Failure::new(error.kind(), error.to_string())
 }

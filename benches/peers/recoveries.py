@@ -73,7 +73,7 @@ def agents(command: List[str], mode: str) -> Callable[[pathlib.Path], Outcome]:
         workers = f"--nproc-per-node={recovery.WORKERS}"
         job.nodes.append(job.start("node-0", [*command, "--standalone", workers, *program(command), mode]))
 
-    return lambda _: recovery.measure(start, "worker").seconds
+    return lambda _: recovery.measure(recovery.Side(start), "worker").seconds
 
 
 def program(command: List[str]) -> List[str]:

@@ -82,11 +82,11 @@ def kill(pids: List[int]) -> None:
             pass
 
 
-def steadfast(job: Job, mode: str) -> None:
+def steadfast(job: Job, mode: str, *more: str) -> None:
     at, flags = f"127.0.0.1:{free_port()}", ["--rdzv-id", "bench", "--nnodes", f"2:{WORKERS}"]
     job.servers.append(job.start("rendezvous", ["steadfast", "rendezvous", *flags, "--listen", at]))
     for number in range(WORKERS):
-        agent = ["steadfast", "run", *flags, "--rdzv-endpoint", at, "--", sys.executable, PROGRAM, mode]
+        agent = ["steadfast", "run", *flags, "--rdzv-endpoint", at, *more, "--", sys.executable, PROGRAM, mode]
         job.nodes.append(job.start(f"node-{number}", agent))
 
 
@@ -107,14 +107,25 @@ def dlrover(job: Job) -> None:
     job.nodes.append(job.start("node-0", [*agent, PROGRAM, "restart"]))
 
 
+def are_warm(job: Job) -> bool:
+    return all("a warm worker is ready" in it.log.read_text(errors="replace") for it in job.nodes)
+
+
 class Side(NamedTuple):
     start: Callable[[Job], None]
     kills: tuple = ("worker", "node")
+    is_ready: Callable[[Job], bool] = lambda _: True
+    """Whether a job that trains is as it is for most of its time."""
 
 
+WARM = ["--warm-workers", "1"]
 SIDES: Dict[str, Side] = {
     "steadfast run, restart": Side(lambda job: steadfast(job, "restart")),
     "steadfast run, steadfast.elastic": Side(lambda job: steadfast(job, "in-process")),
+    "steadfast run --warm-workers 1, restart": Side(lambda job: steadfast(job, "restart", *WARM), is_ready=are_warm),
+    "steadfast run --warm-workers 1, steadfast.elastic": Side(
+        lambda job: steadfast(job, "in-process", *WARM), is_ready=are_warm
+    ),
     "torchrun, c10d": Side(torchrun),
     "dlrover-run": Side(dlrover, ("worker",)),
 }
@@ -139,12 +150,12 @@ def install_dlrover() -> bool:
     return True
 
 
-def measure(start: Callable[[Job], None], what: str) -> Recovery:
+def measure(side: Side, what: str) -> Recovery:
     """Starts a job, kills a worker or a node, and waits for the next step of all other nodes."""
     with tempfile.TemporaryDirectory() as directory:
         job = Job(pathlib.Path(directory))
         try:
-            start(job)
+            side.start(job)
 
             def steps(worker: str) -> int:
                 return sum(it["event"] == "step" for it in job.events(worker))
@@ -154,6 +165,7 @@ def measure(start: Callable[[Job], None], what: str) -> Recovery:
                 return len(workers) == WORKERS and all(STEPS_BEFORE <= steps(it) for it in workers)
 
             job.until(all_train, "the first steps")
+            job.until(lambda: side.is_ready(job), "the warm workers")
             # The last node has one worker if there are others. With c10d, the first one serves the store.
             workers = job.workers()
             victim, others = workers[-1], workers[:-1]
@@ -198,7 +210,7 @@ def compare(rounds: int, with_dlrover: bool) -> None:
         for what in ("worker", "node"):
             for name, side in sides.items():
                 if what in side.kills:
-                    sample = measure(side.start, what)
+                    sample = measure(side, what)
                     found.setdefault((what, name), []).append(sample)
     for (what, name), samples in found.items():
         head = f"elastic, kill -9 of a {what}, {name}:"

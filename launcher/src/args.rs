@@ -105,6 +105,12 @@ pub struct LaunchArgs {
     /// How often each agent restarts its failed workers before it fails.
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub(crate) max_restarts: u32,
+    /// Warm workers of each host, as for `steadfast run`.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) warm_workers: u32,
+    /// Modules that warm workers import, as for `steadfast run`.
+    #[arg(long, value_name = "MODULE,…", requires = "warm_workers")]
+    pub(crate) warm_imports: Option<String>,
     /// As for `steadfast run`.
     #[arg(long, value_name = "TIME", value_parser = durations::parse)]
     pub(crate) hang_timeout: Option<Duration>,

@@ -162,6 +162,12 @@ fn flags(args: &LaunchArgs, endpoints: &[String], nodes: NodeRange) -> Vec<OsStr
     push(&mut flags, "--rdzv-id", &args.rdzv_id);
     push(&mut flags, "--nnodes", format!("{}:{}", nodes.min(), nodes.max()));
     push(&mut flags, "--max-restarts", args.max_restarts.to_string());
+    if 0 < args.warm_workers {
+        push(&mut flags, "--warm-workers", args.warm_workers.to_string());
+    }
+    if let Some(modules) = &args.warm_imports {
+        push(&mut flags, "--warm-imports", modules);
+    }
     push(&mut flags, "--grace", time(args.grace));
     push(&mut flags, "--lease-ttl", time(args.lease_ttl));
     if let Some(hang_timeout) = args.hang_timeout {

@@ -68,6 +68,62 @@ fn a_worker_that_fails_is_restarted_until_no_restart_is_left() {
     assert!(ended.stderr.contains("why"), "{}", ended.stderr);
 }
 
+/// S003-24: warm workers take the place of new processes, under the rules of all workers, and none of them is left.
+#[test]
+fn warm_workers_become_the_workers_of_the_next_round() {
+    let scene = Scene::new();
+    let script = scene.write("train.py", WAITS_FOR_A_FILE);
+    let flags = ["run", "--standalone", "--nproc-per-node", "2", "--warm-workers", "3"];
+    let logs = scene.path("logs").display().to_string();
+    let more = ["--warm-imports", "json,decimal", "--log-dir", &logs, "--"];
+    let [script, go] = [script, scene.path("go")].map(|path| path.display().to_string());
+    let args = [&flags[..], &more, &["python3", "-u", &script, &go]].concat();
+    let agent = scene.start("run", "steadfast", &args);
+    let are_ready = |count| {
+        within(LIMIT, "the workers are warm", || {
+            (agent.stderr().matches("a warm worker is ready").count() == count).then_some(())
+        });
+    };
+    are_ready(2);
+    scene.write("go", "0.0");
+    let lines = |restarts: u32| {
+        within(LIMIT, "both workers run", || {
+            let mut lines: Vec<String> = agent.stdout().lines().map(str::to_owned).collect();
+            lines.retain(|line| line.ends_with(&format!("restarts {restarts}")));
+            lines.sort_unstable();
+            (lines.len() == 2).then_some(lines)
+        })
+    };
+    let ranks = |imported: &str, restarts: u32| {
+        ["0", "1"]
+            .map(|rank| format!("[rank {rank}] rank {rank} json {imported} restarts {restarts}"))
+    };
+    assert_eq!(lines(0), ranks("False", 0));
+    assert_eq!(lines(1), ranks("True", 1));
+    assert_eq!(agent.stderr().matches("a warm worker begins").count(), 2);
+    let file = fs::read_dir(scene.path("logs")).unwrap().next().unwrap().unwrap();
+    let file = fs::read_to_string(file.path().join("2/1/stdout.log")).unwrap();
+    assert_eq!(file, "rank 1 json True restarts 1\n");
+    are_ready(4);
+    // The exit code and the signals are those of the program.
+    scene.write("go", "1.1");
+    lines(2);
+    assert!(agent.stderr().contains("the worker of rank 1 ended with exit code 7"));
+    are_ready(6);
+    agent.signal(Signal::SIGKILL);
+    scene.leaves_no_process();
+}
+
+/// Says what its process has imported, and fails as soon as the file asks for its rank and restarts.
+const WAITS_FOR_A_FILE: &str = r#"
+import os, sys, time
+rank, restarts = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+print("rank", rank, "json", "json" in sys.modules, "restarts", restarts)
+while not (os.path.exists(sys.argv[1]) and open(sys.argv[1]).read() == f"{rank}.{restarts}"):
+    time.sleep(0.02)
+sys.exit(7)
+"#;
+
 /// Waits until the job waits for its last member, and another has succeeded.
 fn until_closing(job: &ElasticJob<'_>) {
     job.until("the end waits for the other node", |status| {

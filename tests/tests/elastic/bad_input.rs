@@ -36,6 +36,8 @@ fn impossible_flags_are_refused() {
         (&["--rdzv-id", "a/b", "--rdzv-endpoint", "a:1"], "letters, digits"),
         (&[], "--rdzv-endpoint"),
         (&["--standalone", "--address", "a:b"], "is not a port"),
+        (&["--standalone", "--warm-workers", "1"], "--warm-workers is for a program that Python"),
+        (&["--standalone", "--warm-imports", "torch"], "--warm-workers <N>"),
         (&["--standalone", "--nic", "no-such"], "there is no interface of this name"),
         (&["--standalone", "--nic", "lo", "--address", "a"], "both say where this node is reached"),
     ] {

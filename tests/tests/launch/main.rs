@@ -299,6 +299,14 @@ fn a_job_whose_program_fails_ends_when_no_restart_is_left() {
     site.scene.leaves_no_process();
 }
 
+#[test]
+fn flags_for_warm_workers_reach_the_agents() {
+    let site = Site::new();
+    let flags = ["--hosts", "a,b", "--warm-workers", "1", "--warm-imports", "json"];
+    let error = launcher_error(site.launch(&flags), 1);
+    assert!(error.contains("--warm-workers is for a program that Python runs"), "{error}");
+}
+
 /// S001-42, S003-25: one rank has finished, and another fails in its last save: that is no success.
 #[test]
 fn a_job_whose_last_save_fails_has_not_succeeded() {
