@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import logging
 import socket
@@ -123,6 +124,9 @@ class ProcessGroup:
             if failure is None:
                 raise
             raise failure from error
+        # A program may go on with the group when its training has ended. Threads of a group that is there when the
+        # interpreter ends may abort the process.
+        atexit.register(_leave)
 
     def broadcast_bytes(self, data: Optional[Buffer], root: int) -> Buffer:
         """Returns the data of the rank ``root``; that of the others is ignored."""
@@ -152,6 +156,7 @@ class ProcessGroup:
     def close(self) -> None:
         """Leaves the group without waiting for others. Operations that wait for this worker fail."""
         if dist.is_initialized():
+            atexit.unregister(_leave)
             last, group = [dist.group.WORLD], weakref.ref(dist.group.WORLD)
             dist.destroy_process_group()
             # Waits for operations that have begun, which can take until they time out.
@@ -435,6 +440,14 @@ def _pauses(state: str, deadline: float, is_over: Callable[[], bool]) -> Iterato
         time.sleep(pause)
         pause = min(pause * 1.5, _PAUSE_SECONDS_MAX)
         yield
+
+
+def _leave() -> None:
+    """Leaves the group at the end of the program, when no thread can be started any more."""
+    if dist.is_initialized():
+        last, group = [dist.group.WORLD], weakref.ref(dist.group.WORLD)
+        dist.destroy_process_group()
+        _drop(last, group)
 
 
 def _drop(last: List[Any], group: "weakref.ref[Any]") -> None:

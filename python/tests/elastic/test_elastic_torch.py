@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 import time
 from typing import Any, Iterator
 
@@ -93,6 +95,25 @@ def test_what_refers_to_a_process_group_is_not_saved():
     elastic.group()
     with pytest.raises(steadfast.InvalidError, match="belongs to one process group"):
         elastic.TorchState(model=torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1)))
+
+
+AT_EXIT = """
+import atexit
+import torch
+# What is registered first is called last.
+atexit.register(lambda: print("at the end:", torch.distributed.is_initialized()))
+import steadfast.elastic as elastic
+
+state = elastic.TorchState(model=torch.nn.Linear(1, 1))
+elastic.run(lambda state: torch.nn.parallel.DistributedDataParallel(state.model))(state)
+print("after training:", torch.distributed.is_initialized())
+"""
+
+
+def test_a_program_leaves_its_group_before_the_interpreter_ends():
+    """S003-24: threads of a group that is left to the end may abort a process that has succeeded."""
+    shown = subprocess.run([sys.executable, "-c", AT_EXIT], check=True, capture_output=True, text=True, timeout=60)
+    assert shown.stdout == "after training: True\nat the end: False\n", shown
 
 
 def test_a_parameter_by_itself_is_refused():
