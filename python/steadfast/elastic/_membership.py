@@ -6,7 +6,8 @@ import contextvars
 import sys
 from typing import Callable, Optional
 
-from ._agent import ADDED, REMOVED, Agent, Assignment, agent
+from ._agent import ADDED, REMOVED, Agent, Assignment, SoloAgent, agent
+from ._environment import follow
 from ._failures import of_program
 from ._group import Group, SoloGroup
 from ._registered import Registered
@@ -63,6 +64,8 @@ class Membership:
         """
         self.close()
         self.assignment = self.agent.next_round(self.assignment.round, timeout)
+        if not isinstance(self.agent, SoloAgent):
+            follow(self.assignment)
 
     def is_over(self) -> bool:
         """Returns whether members of the round were added or lost; waits until that is certain."""

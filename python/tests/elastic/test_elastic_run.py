@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import os
 from typing import Any, List
 
 import numpy as np
@@ -671,3 +672,19 @@ class Counting(elastic.SoloAgent):
 
 def alone() -> elastic.Membership:
     return elastic.Membership(elastic.SoloAgent(), lambda _: elastic.SoloGroup())
+
+
+def test_variables_of_the_agent_follow_the_rounds(monkeypatch):
+    """Those that it has not set stay as they are, and so do all of a program that was started alone."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT", "STEADFAST_ROUND"):
+        monkeypatch.setenv(name, "7")
+    monkeypatch.delenv("GROUP_RANK", raising=False)
+    elastic.Membership(elastic.SoloAgent()).next_round(None)
+    assert os.environ["RANK"] == "7"
+    with Threads("a") as workers:
+        membership = workers.membership("a")
+        membership.next_round(None)
+        place = membership.assignment
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT", "STEADFAST_ROUND")
+    assert [os.environ[name] for name in names] == ["0", "1", "0", str(place.master_port), str(place.round)]
+    assert place.round > 1 and "GROUP_RANK" not in os.environ
