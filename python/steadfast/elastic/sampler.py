@@ -8,7 +8,7 @@ import numpy as np
 
 from ..errors import InvalidError
 from ._membership import assignment
-from .accumulation import accumulation_steps
+from .accumulation import own_lanes
 
 __all__ = ["ElasticSampler"]
 
@@ -112,7 +112,7 @@ class ElasticSampler:
         self._rank, self._world_size = place.rank, place.world_size
         self._lanes = self._fixed_lanes or place.world_size
         # Raises if there are fewer lanes than workers.
-        accumulation_steps(self._rank, self._world_size, self._lanes)
+        own_lanes(self._rank, self._world_size, self._lanes)
         self._start = self._processed_num
         self._order = self._shuffled()[self._start :]
 
@@ -137,7 +137,7 @@ class ElasticSampler:
         return len(self._order)
 
     def _own_lanes(self) -> range:
-        return range(self._rank, self._lanes, self._world_size)
+        return own_lanes(self._rank, self._world_size, self._lanes)
 
     def _lane(self, lane: int) -> List[int]:
         indexes: List[int] = self._order[lane :: self._lanes].tolist()

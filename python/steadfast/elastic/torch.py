@@ -10,18 +10,16 @@ import threading
 import time
 import weakref
 from datetime import timedelta
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from ..errors import InvalidError
+from ._accumulator import GradientAccumulator
 from ._agent import Assignment, Buffer
-from ._buffers import Buffers, trains_statistics
 from ._failures import collective_failure
-from ._membership import assignment as current_assignment
-from .accumulation import accumulation_steps
 from .errors import CollectiveError
 from .sampler import ElasticSampler
 from .state import ObjectState
@@ -173,199 +171,9 @@ class ProcessGroup:
             raise _failure(error) from error
 
 
-class GradientAccumulator:
-    """Updates a model with the mean gradient of as many batches, whatever the number of workers.
-
-    ::
-
-        accumulator = steadfast.elastic.torch.GradientAccumulator(optimizer, lanes=8)
-        for index, batch in enumerate(loader):
-            if batch is not None:
-                accumulator.backward(loss(model(batch.x), batch.y), samples=len(batch.x))
-            if accumulator.step():
-                sampler.record_batch(index, batch_size)
-                state.commit()
-
-    Each worker computes its part of the batches (:func:`accumulation_steps`). Gradients are added over all
-    workers and divided by the number of samples in them: the result is the mean over the samples also if
-    batches have different sizes. The model is not wrapped in ``DistributedDataParallel``.
-
-    When the workers change in the middle of an update, its gradients are discarded.
-
-    Args:
-        optimizer: Updates the model.
-        lanes: Number of batches of an update, at least the number of workers; the same as of the
-            :class:`ElasticSampler`. By default one for each worker.
-        reduction: What the loss is of its samples: ``"mean"`` or ``"sum"``.
-        model: The module, if it has buffers that training changes, such as the running statistics of
-            BatchNorm: their changes are averaged over the samples of an update, as gradients are.
-        scaler: Scales the losses, and the gradients back once they are added; an update with a gradient that
-            is not finite on any worker is left out on all. Pass losses as they are, and do not call the scaler.
-        clip_norm: Largest norm of an update's gradient, all parameters of the optimizer together.
-
-    Raises:
-        InvalidError: A value is invalid.
-    """
-
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        *,
-        lanes: Optional[int] = None,
-        reduction: str = "mean",
-        model: Optional[torch.nn.Module] = None,
-        scaler: Optional["torch.amp.GradScaler"] = None,
-        clip_norm: Optional[float] = None,
-    ) -> None:
-        if reduction not in ("mean", "sum"):
-            raise InvalidError(f'`reduction` is "{reduction}"; use "mean" or "sum"')
-        if clip_norm is not None and not clip_norm > 0:
-            raise InvalidError(f"`clip_norm` is {clip_norm}; it is larger than 0")
-        self._optimizer = optimizer
-        self._lanes = lanes
-        self._reduction = reduction
-        self._scaler = scaler
-        self._clip_norm = clip_norm
-        self._buffers = None if model is None else Buffers(model)
-        self._round = -1
-        self._batches = 0
-        self._samples = 0
-        self._is_checked = False
-        if model is not None:
-            self._follow_before(model)
-
-    def backward(self, loss: torch.Tensor, samples: int) -> None:
-        """Adds the gradient of a batch.
-
-        Raises:
-            InvalidError: The loss is scaled already, or training has changed buffers of a model that was not
-                passed to the accumulator.
-        """
-        self._follow()
-        if not self._is_checked:
-            self._check(loss)
-            self._is_checked = True
-        loss = loss * samples if self._reduction == "mean" else loss
-        if self._scaler is not None:
-            loss = self._scaler.scale(loss)
-        loss.backward()  # type: ignore[no-untyped-call]
-        if self._buffers is not None:
-            self._buffers.end_batch(samples)
-        self._samples += samples
-
-    def step(self) -> bool:
-        """Ends a batch, and updates the model after the last one of an update.
-
-        Returns:
-            Whether the update has ended. It does on all workers at once.
-
-        Raises:
-            InvalidError: No worker has added a sample.
-        """
-        self._follow()
-        self._batches += 1
-        place = current_assignment()
-        if self._batches < accumulation_steps(place.rank, place.world_size, self._lanes or place.world_size):
-            return False
-        self._add_over_workers(place.world_size)
-        self._update()
-        self._discard()
-        return True
-
-    def _update(self) -> None:
-        if self._scaler is not None:
-            self._scaler.unscale_(self._optimizer)
-        if self._clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self._parameters(), self._clip_norm)
-        if self._scaler is None:
-            self._optimizer.step()
-        else:
-            # All workers have the same gradients, so all of them take the update or leave it out.
-            self._scaler.step(self._optimizer)
-            self._scaler.update()
-
-    def _check(self, loss: torch.Tensor) -> None:
-        if _is_scaled(loss):
-            raise InvalidError(
-                "the loss is scaled by a GradScaler, whose scale would stay in the update; pass "
-                "`GradientAccumulator(…, scaler=scaler)`, and the loss as it is"
-            )
-        if self._buffers is None and trains_statistics(loss):
-            raise InvalidError(
-                "the model has a BatchNorm, whose running statistics would differ between the workers; pass "
-                "`GradientAccumulator(…, model=model)`, which averages them, or set these layers to `eval()`"
-            )
-
-    def _follow_before(self, model: torch.nn.Module) -> None:
-        """Follows the rounds before each call of the model, which changes the buffers."""
-        this = weakref.ref(self)
-
-        def before(*_: Any) -> None:
-            accumulator = this()
-            if accumulator is not None:
-                accumulator._follow()
-
-        weakref.finalize(self, model.register_forward_pre_hook(before).remove)
-
-    def _follow(self) -> None:
-        """Discards what was computed in an earlier round."""
-        number = current_assignment().round
-        if number != self._round:
-            self._discard()
-            self._round = number
-
-    def _discard(self) -> None:
-        self._optimizer.zero_grad()
-        self._batches = 0
-        self._samples = 0
-        if self._buffers is not None:
-            self._buffers.begin()
-
-    def _parameters(self) -> List[torch.Tensor]:
-        return [
-            parameter
-            for group in self._optimizer.param_groups
-            for parameter in group["params"]
-            if parameter.requires_grad
-        ]
-
-    def _add_over_workers(self, world_size: int) -> None:
-        parameters = self._parameters()
-        # A parameter without a gradient on any worker is not updated; zero would be an update for some
-        # optimizers.
-        has_gradient = [int(it.grad is not None) for it in parameters]
-        changed = [] if self._buffers is None else self._buffers.changed()
-        counts = torch.tensor([self._samples] + has_gradient + changed)
-        if world_size > 1:
-            dist.all_reduce(counts)
-        samples, *used = counts.tolist()
-        if not samples:
-            raise InvalidError("no worker has added a sample to this update")
-        alike: Dict[Tuple[torch.dtype, torch.device], List[torch.Tensor]] = {}
-        for parameter, count in zip(parameters, used):
-            if count:
-                alike.setdefault((parameter.dtype, parameter.device), []).append(parameter)
-        for some in alike.values():
-            _add_gradients(some, samples, world_size)
-        if self._buffers is not None:
-            self._buffers.end(used[len(parameters) :], samples, world_size)
-
-
 def collate(samples: Sequence[Any]) -> Any:
     """Returns a batch as PyTorch's ``default_collate`` does, and ``None`` for an empty one."""
     return torch.utils.data.default_collate(list(samples)) if samples else None
-
-
-def _is_scaled(loss: torch.Tensor) -> bool:
-    """Whether a loss is the result of ``GradScaler.scale``."""
-    factor = getattr(loss.grad_fn, "_saved_other", None)
-    if not isinstance(factor, torch.Tensor) or factor.requires_grad:
-        return False
-    # A loss does not refer to its scaler. This looks once, and only if the loss is a product with such a factor.
-    # Its class is asked for by type: `isinstance` would run the code of proxies.
-    known = getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler)
-    scalers = (it for it in gc.get_objects() if issubclass(type(it), known))
-    return any(it.is_enabled() and it._scale is factor for it in scalers)
 
 
 def _form(place: Assignment, backend: str, timeout: timedelta, is_over: Callable[[], bool]) -> None:
@@ -468,15 +276,3 @@ def _set_timeout(timeout: timedelta) -> None:
 
 def _failure(error: RuntimeError) -> CollectiveError:
     return collective_failure(error) or CollectiveError(str(error))
-
-
-def _add_gradients(parameters: Sequence[torch.Tensor], samples: int, world_size: int) -> None:
-    """Replaces gradients by their sum over all workers, divided by the number of samples."""
-    gradients = [torch.zeros_like(it) if it.grad is None else it.grad for it in parameters]
-    total = torch.cat([it.flatten() for it in gradients])
-    if world_size > 1:
-        dist.all_reduce(total)
-    total /= samples
-    sizes = [it.numel() for it in parameters]
-    for parameter, gradient in zip(parameters, total.split(sizes)):  # type: ignore[no-untyped-call]
-        parameter.grad = gradient.view_as(parameter)

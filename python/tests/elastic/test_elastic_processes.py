@@ -204,3 +204,50 @@ def test_buffers_and_scaled_updates_are_the_same_on_any_number_of_workers(contex
         assert found_scale == scale
         for name, value in values.items():
             assert np.allclose(found[name], value, rtol=1e-5, atol=1e-6), name
+
+
+@pytest.mark.parametrize("buffers", ["average", "broadcast"])
+def test_buffers_have_the_same_bits_on_any_number_of_workers(context, buffers):
+    """S002-8: the running statistics depend on the batches, and not on who has computed them."""
+    found = []
+    for world_size in (1, 2, 3, 4):
+        members = [f"m{rank}" for rank in range(world_size)]
+        with Job(context, *members) as job:
+            job.start(workers.follow_buffers, *members, buffers=buffers)
+            ends = job.ends()
+        assert len(ends) == world_size and all(it == ends["m0"] for it in ends.values())
+        found.append(ends["m0"])
+    assert found == [found[0]] * 4
+    assert found[0][2] == 3
+
+
+def test_an_update_that_is_not_finite_on_one_worker_is_left_out_on_all(context):
+    """pytorch#90057: and the scale is the same on all, also if one had no sample."""
+    with Job(context, "a", "b", "c") as job:
+        job.start(workers.overflow, "a", "b", "c")
+        ends = job.ends()
+    assert len(ends) == 3 and all(it == ends["a"] for it in ends.values())
+    found, weights = ends["a"]
+    assert found == [[False, 1024.0], [True, 512.0], [False, 512.0], [False, 512.0]]
+    # The gradient of each of the others is (6, 8), and clipped to a norm of 5.
+    assert np.allclose(weights, [-9, -12])
+
+
+@pytest.mark.parametrize(
+    "of, message",
+    [
+        ("model", "different sizes of parameters: 3 and 6"),
+        ("lanes", "different `lanes`: 4 and 8"),
+        ("clip_norm", "different `clip_norm`: 0 and 1"),
+        ("scale", "different scales of the scaler: 2 and 4; keep the scaler or the accumulator in the state"),
+        ("buffers", "different `buffers`: average and own"),
+        ("wrapped", "call the module itself"),
+    ],
+)
+def test_workers_that_accumulate_in_different_ways_are_told(context, of, message):
+    """pytorch#136009: updates would differ from then on, without an error."""
+    with Job(context, "a", "b") as job:
+        job.start(workers.disagree, "a", "b", of=of)
+        ends = job.ends()
+    assert len(ends) == 2
+    assert all(message in it[0] for it in ends.values()), ends

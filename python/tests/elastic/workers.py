@@ -14,7 +14,7 @@ import torch
 import torch._dynamo
 import torch.distributed as dist
 from coordinator import RemoteAgent
-from steadfast import elastic
+from steadfast import InvalidError, elastic
 from steadfast.elastic.torch import GradientAccumulator, ProcessGroup, TorchState
 
 SAMPLES = 96
@@ -216,3 +216,83 @@ def normalize(port: int, member: str) -> None:
     run(state)
     values = {name: it.tolist() for name, it in model.state_dict().items()}
     agent.note("end", member, values, scaler.get_scale())
+
+
+def follow_buffers(port: int, member: str, buffers: str) -> None:
+    """Passes batches of different sizes through a BatchNorm whose weights do not change; reports its buffers."""
+    agent, membership = join(port, member)
+    model = torch.nn.BatchNorm1d(3, dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    sampler = elastic.ElasticSampler(SAMPLES - 9, lanes=LANES)
+    # Few are large, so sums depend on their order.
+    samples = (data().double() + 1).log()
+    samples[::19] *= 1e6
+
+    @elastic.run(membership=membership)
+    def run(state: Any) -> None:
+        accumulator = GradientAccumulator(optimizer, lanes=LANES, model=model, buffers=buffers)
+        for batch in sampler.batches(8):
+            if len(batch) > 1:
+                accumulator.backward(model(samples[batch]).mean(), len(batch))
+            accumulator.step()
+
+    run(TorchState(model=model, optimizer=optimizer, sampler=sampler))
+    agent.note("end", member, model.running_mean.tolist(), model.running_var.tolist(), int(model.num_batches_tracked))
+
+
+def overflow(port: int, member: str) -> None:
+    """Takes four scaled updates, the second of which is not finite on the last worker alone."""
+    agent, membership = join(port, member)
+    weight = torch.nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    @elastic.run(membership=membership)
+    def run(state: Any) -> List[Any]:
+        accumulator = GradientAccumulator(optimizer, scaler=scaler, clip_norm=5.0, error_if_nonfinite=True)
+        place, found = elastic.assignment(), []
+        for number in range(4):
+            # The first worker has no sample in the first update.
+            if place.rank or number:
+                factor = float("inf") if number == 1 and place.rank == place.world_size - 1 else 6.0
+                accumulator.backward((weight * torch.tensor([factor, 8.0])).sum(), 1)
+            accumulator.step()
+            found.append([accumulator.was_skipped, scaler.get_scale()])
+        return found
+
+    found = run(TorchState(optimizer=optimizer, scaler=scaler))
+    agent.note("end", member, found, weight.tolist())
+
+
+def disagree(port: int, member: str, of: str) -> None:
+    """Makes an accumulator with settings of its own; reports the error."""
+    agent, membership = join(port, member)
+    model = torch.nn.Linear(2, 1 if of != "model" else 1 + int(member == "b"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    settings = {
+        "model": {},
+        "lanes": {"lanes": 4 if member == "a" else 8},
+        "clip_norm": {} if member == "a" else {"clip_norm": 1.0},
+        "scale": {"scaler": torch.amp.GradScaler("cpu", init_scale=2.0 if member == "a" else 4.0)},
+        "buffers": {"model": model, "buffers": "own" if member == "a" else "average"},
+        "wrapped": {},
+    }[of]
+
+    @elastic.run(membership=membership)
+    def run(state: Any) -> None:
+        replica = torch.nn.parallel.DistributedDataParallel(model) if of == "wrapped" else model
+        if of == "wrapped":
+            # Gradients that the wrapper does not add are not refused.
+            accumulator = GradientAccumulator(optimizer)
+            with replica.no_sync():
+                accumulator.backward(replica(torch.ones(1, 2)).sum(), 1)
+            accumulator.step()
+        accumulator = GradientAccumulator(optimizer, **settings)
+        while True:
+            accumulator.backward(replica(torch.ones(1, 2)).sum(), 1)
+            accumulator.step()
+
+    try:
+        run(elastic.ObjectState())
+    except InvalidError as error:
+        agent.note("end", member, str(error))
