@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import statistics
+import subprocess
 import sys
 import tempfile
 from typing import Callable, Dict, List
@@ -94,6 +95,15 @@ def theirs(size: str, directory: pathlib.Path) -> float:
     return float(file.read_text())
 
 
+def fixed_order(size: str, directory: pathlib.Path) -> float:
+    """Steps per second of two workers of an elastic job."""
+    file = directory / "fixed"
+    train = [sys.executable, str(HERE / "fixed_order.py"), size, str(file)]
+    run = [steadfast.run._program(), "run", "--standalone", "--nproc-per-node", str(TRAINERS), "--"]
+    subprocess.run([*run, *train], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return float(file.read_text())
+
+
 def probe(program: str, data: pathlib.Path, directory: pathlib.Path) -> Dict[str, float]:
     """Runs a program as the only trainer of a job, and returns what it has measured."""
     file = directory / "measured.json"
@@ -147,6 +157,15 @@ def main() -> None:
                     args.rounds,
                     {
                         "Steadfast": lambda at, size=size: ours(size, data, at),
+                        "DistributedDataParallel": lambda at, size=size: theirs(size, at),
+                    },
+                )
+            if f"order-{size}".startswith(args.only):
+                compare(
+                    f"order-{size}, steps per second",
+                    args.rounds,
+                    {
+                        "GradientAccumulator": lambda at, size=size: fixed_order(size, at),
                         "DistributedDataParallel": lambda at, size=size: theirs(size, at),
                     },
                 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import operator
 import struct
 import weakref
@@ -12,13 +13,16 @@ import torch
 import torch.distributed as dist
 
 from ..errors import InvalidError
+from ..randomness import seed_all
 from ._buffers import Buffers, trains_statistics
+from ._lane_sums import LaneSums, add_in_order
 from ._membership import assignment as current_assignment
 from .accumulation import own_lanes
 
 __all__ = ["GradientAccumulator"]
 
 _BUFFERS = ("average", "broadcast", "own")
+_ORDERS = ("any", "fixed")
 _REDUCTIONS = ("mean", "sum")
 
 
@@ -51,6 +55,13 @@ class GradientAccumulator:
 
     When the workers change in the middle of an update, its gradients are discarded.
 
+    With ``order="fixed"`` the model and the optimizer have **the same bits for any number of workers**, also if
+    workers come and leave, or are killed. Gradients are then added in one order, and the random states of Python, NumPy
+    and PyTorch are set at the first call of the model in each batch, from the seed, the update and the batch. It needs
+    ``lanes``, ``model``, a seed that all workers have, the accumulator in the state
+    (``TorchState(…, accumulator=accumulator)``), and on all workers the same kind of processor and the same number of
+    threads.
+
     It may be part of a state (``TorchState(…, accumulator=accumulator)``): then the scaler is kept with it, and a
     program that goes on with another number of lanes is refused.
 
@@ -71,6 +82,8 @@ class GradientAccumulator:
             ``clip_value``. With ``math.inf`` the norm is only computed.
         error_if_nonfinite: Whether an update whose norm is infinite or no number is an error, on all workers, in
             place of an update; needs ``clip_norm``. Updates that the scaler leaves out are no errors.
+        order: In which order gradients are added: ``"any"``, which depends on the number of workers, or ``"fixed"``.
+        seed: What the random states of each batch depend on, with ``order="fixed"``.
 
     Raises:
         InvalidError: A value is invalid, or values do not fit each other.
@@ -88,9 +101,18 @@ class GradientAccumulator:
         clip_value: Optional[float] = None,
         clip_norm: Optional[float] = None,
         error_if_nonfinite: bool = False,
+        order: str = "any",
+        seed: int = 0,
     ) -> None:
         if reduction not in _REDUCTIONS:
             raise InvalidError(f'`reduction` is "{reduction}"; use "mean" or "sum"')
+        if order not in _ORDERS:
+            raise InvalidError(f'`order` is "{order}"; use "any" or "fixed"')
+        if order == "fixed" and (lanes is None or model is None):
+            raise InvalidError(
+                '`order="fixed"` needs `lanes`, the number of batches whose gradients are added, and `model`, whose calls '
+                "begin a batch"
+            )
         if lanes is not None and lanes < 1:
             raise InvalidError(f"`lanes` is {lanes}; it is at least 1")
         for name, limit in (("clip_value", clip_value), ("clip_norm", clip_norm)):
@@ -107,6 +129,10 @@ class GradientAccumulator:
         self._clip_value = clip_value
         self._clip_norm = clip_norm
         self._is_error_if_nonfinite = error_if_nonfinite
+        self._is_fixed = order == "fixed"
+        self._seed = operator.index(seed)
+        # Updates so far, with a fixed order.
+        self._updates = 0
         self._buffers_mode = _checked_mode(buffers, model)
         if model is not None:
             _check_model(model, self._parameters())
@@ -120,11 +146,15 @@ class GradientAccumulator:
         self._round = -1
         self._batches = 0
         self._samples = 0
+        # Of the batch that has not ended: its samples, and whether its random states are set.
+        self._added = 0
+        self._is_seeded = False
+        self._sums: Optional[LaneSums] = None
         # The rounds in which a loss was checked, and in which workers have compared their settings.
         self._checked = -1
         self._agreed = -1
         self._is_updating = False
-        if model is not None and self._buffers is not None:
+        if model is not None and (self._buffers is not None or self._is_fixed):
             self._follow_before(model)
         self._refuse_steps()
 
@@ -168,6 +198,7 @@ class GradientAccumulator:
         if self._buffers is not None:
             self._buffers.end_batch(number, self._lane(), current_assignment().world_size)
         self._samples += number
+        self._added += number
 
     def step(self) -> bool:
         """Ends a batch, and updates the model after the last one of an update.
@@ -182,7 +213,7 @@ class GradientAccumulator:
         """
         self._follow()
         place = current_assignment()
-        self._batches += 1
+        self._end_batch()
         if self._batches < len(self._own_lanes()):
             return False
         self._check_gradients()
@@ -194,21 +225,25 @@ class GradientAccumulator:
             self._update()
         finally:
             self._discard()
+        # Also an update that the scaler left out.
+        self._updates += 1
         return True
 
     def state_dict(self) -> Dict[str, Any]:
-        """Returns the number of lanes and the state of the scaler.
+        """Returns the number of lanes, the state of the scaler and, with a fixed order, the numbers of updates and threads.
 
         The batches of an unfinished update do not count.
         """
         scaler = None if self._scaler is None else self._scaler.state_dict()
-        return {"lanes": self._lanes, "scaler": scaler}
+        fixed = {"updates": self._updates, "threads": torch.get_num_threads()} if self._is_fixed else {}
+        return {"lanes": self._lanes, "scaler": scaler, **fixed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a state. Discards an unfinished update.
 
         Raises:
-            InvalidError: The state is that of another number of lanes, or only one of the two has a scaler.
+            InvalidError: The state is that of another number of lanes or, with a fixed order, of threads, or only one of
+                the two has a scaler.
         """
         lanes, scaler = state["lanes"], state["scaler"]
         if lanes != self._lanes:
@@ -223,6 +258,13 @@ class GradientAccumulator:
             )
         if self._scaler is not None and scaler:
             self._scaler.load_state_dict(scaler)
+        threads = state.get("threads")
+        if self._is_fixed and threads not in (None, torch.get_num_threads()):
+            raise InvalidError(
+                f"the saved state is that of {threads} threads, and this worker has {torch.get_num_threads()}: with another "
+                f"number it computes other bits; call `torch.set_num_threads({threads})`"
+            )
+        self._updates = state.get("updates", 0)
         # What was computed with other values is discarded at the next use.
         self._round = -1
 
@@ -306,7 +348,7 @@ class GradientAccumulator:
         self._checked = self._round
 
     def _check_gradients(self) -> None:
-        if self._samples and not self._has_gradients():
+        if (self._added if self._is_fixed else self._samples) and not self._has_gradients():
             raise InvalidError(
                 "the gradients of earlier batches of this update are gone; do not call `zero_grad`: `step` of the "
                 "accumulator does"
@@ -337,6 +379,7 @@ class GradientAccumulator:
         numbers = sum(it.numel() for it in parameters)
         mode = self._buffers_mode or "own"
         in_state = "keep the scaler or the accumulator in the state"
+        threads = "set OMP_NUM_THREADS on all, or call `torch.set_num_threads`"
         return [
             _Setting("`lanes`", self._lanes or world_size),
             _Setting("`reduction`", _REDUCTIONS.index(self._reduction), words=_REDUCTIONS),
@@ -348,16 +391,23 @@ class GradientAccumulator:
             _Setting("numbers of buffers", buffers, "make the same model on all"),
             _Setting("scales of the scaler", scaler.get("scale", 0.0), in_state),
             _Setting("growth of the scaler", scaler.get("_growth_tracker", 0), in_state),
+            _Setting("`order`", int(self._is_fixed), words=_ORDERS),
+            _Setting("`seed`", self._seed if self._is_fixed else 0),
+            _Setting("numbers of updates", self._updates if self._is_fixed else 0, "keep the accumulator in the state"),
+            _Setting("numbers of threads", torch.get_num_threads() if self._is_fixed else 0, threads),
         ]
 
     def _follow_before(self, model: torch.nn.Module) -> None:
         """Follows the rounds before each call of the model, which changes the buffers."""
         this = weakref.ref(self)
 
-        def before(*_: Any) -> None:
+        def before(module: torch.nn.Module, _: Any) -> None:
             accumulator = this()
             if accumulator is not None:
                 accumulator._follow()
+                # An evaluation does not begin a batch.
+                if accumulator._is_fixed and module.training:
+                    accumulator._set_seed()
 
         weakref.finalize(self, model.register_forward_pre_hook(before).remove)
 
@@ -400,10 +450,35 @@ class GradientAccumulator:
         """The number of the present batch among those of the update."""
         return self._own_lanes()[self._batches]
 
+    def _set_seed(self) -> None:
+        """Sets the random states of a batch, at its first call of the model."""
+        if self._is_seeded:
+            return
+        text = f"{self._seed}/{self._updates}/{self._lane()}"
+        seed_all(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1)
+        self._is_seeded = True
+
+    def _end_batch(self) -> None:
+        """Keeps the gradients of a batch apart, if their order is fixed."""
+        if self._is_fixed:
+            self._check_gradients()
+            parameters = self._parameters()
+            if self._sums is None:
+                self._sums = LaneSums(self._lanes or 1)
+            self._sums.add(self._lane(), [it.grad for it in parameters])
+            for parameter in parameters:
+                parameter.grad = None
+        self._added = 0
+        self._is_seeded = False
+        self._batches += 1
+
     def _discard(self) -> None:
         self._optimizer.zero_grad()
         self._batches = 0
         self._samples = 0
+        self._added = 0
+        self._is_seeded = False
+        self._sums = None
         if self._buffers is not None:
             self._buffers.begin()
 
@@ -422,7 +497,8 @@ class GradientAccumulator:
         parameters = self._parameters()
         # A parameter without a gradient on any worker is not updated; zero would be an update for some
         # optimizers.
-        has_gradient = [int(it.grad is not None) for it in parameters]
+        sums = [[it.grad for it in parameters]] if self._sums is None else self._sums.sums()
+        has_gradient = [int(any(it is not None for it in of_one)) for of_one in zip(*sums)]
         changed = [] if self._buffers is None else self._buffers.changed()
         counts = torch.tensor([self._samples] + has_gradient + changed)
         if world_size > 1:
@@ -431,7 +507,10 @@ class GradientAccumulator:
         if not samples:
             raise InvalidError("no worker has added a sample to this update")
         used, changed = used[: len(parameters)], used[len(parameters) :]
-        _add_over_workers(parameters, used, samples, world_size)
+        if self._is_fixed:
+            add_in_order(parameters, sums, used, self._lanes or world_size, samples)
+        else:
+            _add_in_any_order(parameters, used, samples, world_size)
         if self._buffers is not None:
             self._buffers.end(changed, samples, self._lanes or world_size, world_size)
 
@@ -512,7 +591,7 @@ def _is_replicated(parameters: Sequence[torch.Tensor]) -> bool:
     return False
 
 
-def _add_over_workers(parameters: Sequence[torch.Tensor], used: Sequence[int], samples: int, world_size: int) -> None:
+def _add_in_any_order(parameters: Sequence[torch.Tensor], used: Sequence[int], samples: int, world_size: int) -> None:
     alike: Dict[Tuple[torch.dtype, torch.device], List[torch.Tensor]] = {}
     for parameter, count in zip(parameters, used):
         if count:
