@@ -3,8 +3,8 @@
 - What the program keeps: :class:`ObjectState`, :class:`TorchState`, :class:`KerasState`,
   :class:`TensorFlowState`, or a :class:`State` of one's own.
 - The training function: :func:`run`.
-- The data: :class:`ElasticSampler`; a fixed global batch: :func:`accumulation_steps`,
-  :class:`steadfast.elastic.torch.GradientAccumulator`.
+- The data: :class:`ElasticSampler`, :class:`steadfast.elastic.torch.ElasticDataset`; a fixed global batch:
+  :func:`accumulation_steps`, :class:`steadfast.elastic.torch.GradientAccumulator`.
 - Hyperparameters by the number of workers: :func:`by_workers`, :func:`scaled`, :func:`world_size`.
 
 A program that was started alone, without an agent, trains as the only worker, and is told of no changes.

@@ -7,13 +7,14 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sized, Union
 import numpy as np
 
 from ..errors import InvalidError
+from ._divided import Divided
 from ._membership import assignment
 from .accumulation import own_lanes
 
 __all__ = ["ElasticSampler"]
 
 
-class ElasticSampler:
+class ElasticSampler(Divided):
     """Yields the indexes of this worker's samples: a sampler for ``torch.utils.data.DataLoader``.
 
     ::
@@ -36,11 +37,16 @@ class ElasticSampler:
         shuffle: Whether to shuffle the samples. If not, they are used in their order.
         seed: Decides the order, with the epoch. The same on all workers.
         lanes: A fixed number of lanes; at least the number of workers.
+
+    Raises:
+        InvalidError: ``lanes`` is less than 1, or than the number of workers.
     """
 
     def __init__(
         self, data: Union[Sized, int], *, shuffle: bool = True, seed: int = 0, lanes: Optional[int] = None
     ) -> None:
+        if lanes is not None and lanes < 1:
+            raise InvalidError(f"`lanes` is {lanes}; it is at least 1")
         self._length = data if isinstance(data, int) else len(data)
         self._shuffle = shuffle
         self._seed = seed
@@ -76,7 +82,7 @@ class ElasticSampler:
             raise InvalidError("with a fixed number of lanes, batches are what is divided; use `batches`")
         return iter([index for lane in self._own_lanes() for index in self._lane(lane)])
 
-    def batches(self, batch_size: int) -> "Batches":
+    def batches(self, batch_size: int, *, drop_last: bool = False) -> "Batches":
         """Returns the batches of this worker: a batch sampler, for each epoch anew.
 
         All workers take the same number of steps; in each step a worker has one batch for each of its lanes.
@@ -85,8 +91,10 @@ class ElasticSampler:
 
         Args:
             batch_size: Samples of a batch. The same on all workers.
+            drop_last: Whether to leave out a last step whose batches would not all be full, as
+                ``DistributedDataParallel`` needs it: it takes the mean over workers, not over samples.
         """
-        return Batches(self, batch_size)
+        return Batches(self, batch_size, drop_last)
 
     def record_batch(self, batch_index: int, batch_size: int) -> None:
         """Records that this worker has used a batch, and so have the others in the same step.
@@ -143,29 +151,31 @@ class ElasticSampler:
         indexes: List[int] = self._order[lane :: self._lanes].tolist()
         return indexes
 
-    def _batches(self, batch_size: int) -> Iterator[List[int]]:
+    def _batches(self, batch_size: int, drop_last: bool) -> Iterator[List[int]]:
         lanes = [self._lane(lane) for lane in self._own_lanes()]
-        for step in range(self._steps(batch_size)):
+        for step in range(self._steps(batch_size, drop_last)):
             for lane in lanes:
                 yield lane[step * batch_size : (step + 1) * batch_size]
 
-    def _steps(self, batch_size: int) -> int:
-        return -(-self._left() // (self._lanes * batch_size))
+    def _steps(self, batch_size: int, drop_last: bool = False) -> int:
+        of_step = self._lanes * batch_size
+        return self._left() // of_step if drop_last else -(-self._left() // of_step)
 
 
 class Batches:
     """The batches of one worker, as lists of indexes. Made by :meth:`ElasticSampler.batches`."""
 
-    def __init__(self, sampler: ElasticSampler, batch_size: int) -> None:
+    def __init__(self, sampler: ElasticSampler, batch_size: int, drop_last: bool) -> None:
         if batch_size < 1:
             raise InvalidError(f"`batch_size` is {batch_size}; it is at least 1")
         self._sampler = sampler
         self._batch_size = batch_size
+        self._drop_last = drop_last
 
     def __len__(self) -> int:
         """Number of batches that this worker has left."""
-        return self._sampler._steps(self._batch_size) * len(self._sampler._own_lanes())
+        return self._sampler._steps(self._batch_size, self._drop_last) * len(self._sampler._own_lanes())
 
     def __iter__(self) -> Iterator[List[int]]:
         """Yields the batches that are left."""
-        return self._sampler._batches(self._batch_size)
+        return self._sampler._batches(self._batch_size, self._drop_last)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Optional, Union
 from ..errors import InvalidError
 from . import _file
 from ._agent import Agent, Assignment, Buffer
+from ._divided import Divided
 from ._failures import of_program
 from ._membership import membership
 from ._registered import Registered
 from ._snapshot import decode, encode
 from ._variables import Variables, variables_of
-from .sampler import ElasticSampler
 
 __all__ = ["ObjectState", "State"]
 
@@ -200,10 +200,10 @@ class ObjectState(State):
         self._keep(data, number + 1)
 
     def reset(self) -> None:
-        """Divides what the samplers have left among the workers of the new round."""
+        """Divides what samplers and datasets have left among the workers of the new round."""
         for name in self._names:
             value = getattr(self, name)
-            if isinstance(value, ElasticSampler):
+            if isinstance(value, Divided):
                 value.reset()
 
     def _resume(self, agent: Agent) -> None:

@@ -20,11 +20,12 @@ from ..errors import InvalidError
 from ._accumulator import GradientAccumulator
 from ._agent import Assignment, Buffer
 from ._failures import collective_failure
+from ._iterable import ElasticDataset, collate
 from .errors import CollectiveError
 from .sampler import ElasticSampler
 from .state import ObjectState
 
-__all__ = ["GradientAccumulator", "ProcessGroup", "TorchState", "collate"]
+__all__ = ["ElasticDataset", "GradientAccumulator", "ProcessGroup", "TorchState", "collate"]
 
 _BROADCAST_BYTES = 1 << 28
 """Bytes of one broadcast; larger data is sent in several."""
@@ -169,11 +170,6 @@ class ProcessGroup:
             dist.broadcast(tensor, root)
         except RuntimeError as error:
             raise _failure(error) from error
-
-
-def collate(samples: Sequence[Any]) -> Any:
-    """Returns a batch as PyTorch's ``default_collate`` does, and ``None`` for an empty one."""
-    return torch.utils.data.default_collate(list(samples)) if samples else None
 
 
 def _form(place: Assignment, backend: str, timeout: timedelta, is_over: Callable[[], bool]) -> None:

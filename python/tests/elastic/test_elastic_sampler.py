@@ -115,6 +115,19 @@ def test_with_fixed_lanes_a_step_uses_the_same_samples_on_any_number_of_workers(
         assert steps(world_size) == one
 
 
+@pytest.mark.parametrize("lanes", [None, 4])
+def test_a_last_step_whose_batches_are_not_all_full_can_be_left_out(lanes):
+    """All workers leave out the same one, also those whose own batch would be full."""
+    for samples in range(30):
+        workers = Workers(samples, 3, lanes=lanes)
+        of_step = 2 * (lanes or 3)
+        for sampler in workers.samplers:
+            batches = list(sampler.batches(2, drop_last=True))
+            assert len(batches) == len(sampler.batches(2, drop_last=True))
+            assert len(batches) == samples // of_step * len(sampler._own_lanes())
+            assert all(len(it) == 2 for it in batches)
+
+
 def test_an_interrupted_update_is_done_again():
     """A batch counts only once all batches of its update are done."""
     workers = Workers(24, 2, lanes=4, shuffle=False)
@@ -159,6 +172,8 @@ def test_an_epoch_that_was_begun_is_continued():
 def test_too_few_lanes_are_refused():
     with pytest.raises(steadfast.InvalidError, match="2 lanes are too few for 3 workers"):
         Workers(10, 3, lanes=2)
+    with pytest.raises(steadfast.InvalidError, match="`lanes` is 0; it is at least 1"):
+        Workers(10, 3, lanes=0)
     with pytest.raises(steadfast.InvalidError, match="use `batches`"):
         iter(Workers(10, 1, lanes=2).samplers[0])
 
