@@ -33,10 +33,15 @@ def context() -> Iterator[Any]:
 
 
 class Job:
-    """A coordinator and the processes of its members."""
+    """A coordinator and the processes of its members.
 
-    def __init__(self, context: Any, *members: str) -> None:
+    Args:
+        daemon: Whether the processes are daemons, which cannot have processes of their own.
+    """
+
+    def __init__(self, context: Any, *members: str, daemon: bool = True) -> None:
         self._context = context
+        self._daemon = daemon
         self._stack = contextlib.ExitStack()
         self.coordinator = Coordinator(members)
         self.processes: Dict[str, Any] = {}
@@ -54,7 +59,7 @@ class Job:
     def start(self, program: Any, *members: str, **settings: Any) -> None:
         for member in members:
             arguments = (self._port, member)
-            process = self._context.Process(target=program, args=arguments, kwargs=settings, daemon=True)
+            process = self._context.Process(target=program, args=arguments, kwargs=settings, daemon=self._daemon)
             process.start()
             self.processes[member] = process
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
+import runpy
 import signal
 import threading
 from typing import Any, List
@@ -296,3 +298,40 @@ def disagree(port: int, member: str, of: str) -> None:
         run(elastic.ObjectState())
     except InvalidError as error:
         agent.note("end", member, str(error))
+
+
+def page(port: int, member: str, path: str, dies_at: int = 0, pauses_at: int = 0) -> None:
+    """Runs a program of the documentation, whose state is `state`, with the variables that an agent sets.
+
+    Args:
+        dies_at: The step after which the worker kills itself, before its commit.
+        pauses_at: The step after whose commit the worker waits for the next change of members.
+    """
+    agent, membership = join(port, member)
+    place = membership.assignment
+    values = {"RANK": place.rank, "WORLD_SIZE": place.world_size, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+    os.environ.update({name: str(value) for name, value in values.items()})
+    os.environ.update(MASTER_ADDR=place.master_addr, MASTER_PORT=str(place.master_port), TORCHELASTIC_RUN_ID="page")
+    os.environ.update(CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
+    os.chdir(os.path.dirname(path))
+    commit = elastic.State.commit
+
+    def committed(state: Any) -> None:
+        if state.step == dies_at:
+            die()
+        commit(state)
+        if state.step == pauses_at:
+            agent.note("paused", member)
+            while True:
+                state.check_host_updates()
+
+    elastic.State.commit = committed  # type: ignore[method-assign]
+    # As in a process that was not forked from a server of forks.
+    multiprocessing.set_start_method("fork", force=True)
+    state = runpy.run_path(path, run_name="__main__")["state"]
+    weights = [it.tolist() for it in state.model.parameters()]
+    rate = state.optimizer.param_groups[0]["lr"]
+    environment = [os.environ[name] for name in ("RANK", "WORLD_SIZE")]
+    place = elastic.assignment()
+    assert environment == [str(place.rank), str(place.world_size)]
+    agent.note("end", member, place.world_size, state.epoch, state.step, rate, weights)
