@@ -39,7 +39,7 @@ pub use proxy::Proxy;
 pub use python::python;
 pub use run::Run;
 pub use s3::S3Server;
-pub use scene::Scene;
+pub use scene::{Scene, assert_refused};
 pub use wait::{eventually, within};
 
 pub use nix::sys::signal::Signal;

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -60,6 +60,26 @@ impl Scene {
         let mut command = Command::new(path);
         command.current_dir(self.directory()).env(MARK, &self.mark);
         command
+    }
+
+    /// Runs `steadfast` to its end.
+    pub fn steadfast<'b>(&self, args: impl IntoIterator<Item = &'b str>) -> Output {
+        let mut command = self.command(&program("steadfast"));
+        command.args(args).output().expect("the program starts")
+    }
+
+    /// Runs `steadfast`, which must succeed; returns its stdout.
+    #[track_caller]
+    pub fn shown<'b>(&self, args: impl IntoIterator<Item = &'b str>) -> String {
+        let output = self.steadfast(args);
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8_lossy(&output.stdout).trim_end().to_owned()
+    }
+
+    /// Audits the run in a data directory, which must be clean; returns what the audit says.
+    #[track_caller]
+    pub fn audited(&self, data: &str) -> String {
+        self.shown(["audit", "--data-dir", data])
     }
 
     /// Starts one of the programs.
@@ -158,4 +178,12 @@ fn files(directory: &Path) -> Vec<PathBuf> {
     }
     found.sort();
     found
+}
+
+/// Checks that a command was refused with an exit code and a reason.
+#[track_caller]
+pub fn assert_refused(output: &Output, code: i32, reason: &str) {
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{text}");
+    assert!(text.contains(reason), "{text}");
 }

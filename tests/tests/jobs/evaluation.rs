@@ -98,13 +98,7 @@ fn the_best_parameters_are_the_model_of_a_job_that_trains_to_its_end() {
     assert_eq!(summary["passes"], 40);
     assert!(best_pass(&summary) < 40, "{summary}");
     assert_eq!(summary["metric"], summary["best"]["metric"]);
-    let audit = scene
-        .command(&steadfast_tests::program("steadfast"))
-        .args(["audit", "--data-dir", "data"])
-        .output()
-        .unwrap();
-    assert!(audit.status.success(), "{audit:?}");
-    let text = String::from_utf8_lossy(&audit.stdout);
+    let text = scene.audited("data");
     assert!(text.contains("the final parameters are those of the best evaluation"), "{text}");
 
     // An export is the model, unless the last parameters are asked for; and never another file in its place.

@@ -4,33 +4,16 @@ use std::fs;
 use std::process::Output;
 
 use serde_json::Value;
-use steadfast_tests::{Job, Run, Scene, program};
+use steadfast_tests::{Job, Run, Scene, assert_refused};
 
 /// Runs `steadfast extend` on the job of a data directory.
 fn extend(scene: &Scene, data: &str, more: &[&str]) -> Output {
-    let mut command = scene.command(&program("steadfast"));
-    command.args(["extend", "--data-dir", data]).args(more).output().expect("the program starts")
+    scene.steadfast(["extend", "--data-dir", data].into_iter().chain(more.iter().copied()))
 }
 
 #[track_caller]
 fn extended(scene: &Scene, data: &str, more: &[&str]) -> String {
-    let output = extend(scene, data, more);
-    assert!(output.status.success(), "{output:?}");
-    String::from_utf8_lossy(&output.stdout).trim_end().to_owned()
-}
-
-#[track_caller]
-fn assert_refused(output: &Output, code: i32, reason: &str) {
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(code), "{text}");
-    assert!(text.contains(reason), "{text}");
-}
-
-#[track_caller]
-fn audit(scene: &Scene, data: &str) {
-    let mut command = scene.command(&program("steadfast"));
-    let output = command.args(["audit", "--data-dir", data]).output().expect("the program starts");
-    assert!(output.status.success(), "{output:?}");
+    scene.shown(["extend", "--data-dir", data].into_iter().chain(more.iter().copied()))
 }
 
 /// I10: a job that was extended, twice, ends with the bits of one that had this length from the beginning, whatever
@@ -58,7 +41,7 @@ fn an_extended_job_has_the_bits_of_a_long_one() {
         assert_eq!(third[key], whole[key], "{key}");
     }
     assert_ne!(first["parameters_sha256"], whole["parameters_sha256"]);
-    audit(&scene, "parts");
+    scene.audited("parts");
 }
 
 /// S004-20, I4: an extended asynchronous job counts each record once in each pass.
@@ -73,7 +56,7 @@ fn an_extended_asynchronous_job_counts_each_record_once() {
     let second = Run::to_end(&scene, &job, "data", &[]);
     let examples = |summary: &Value| summary["examples"].as_u64().expect("a number");
     assert_eq!((second["passes"].as_u64(), examples(&second)), (Some(60), 2 * examples(&first)));
-    audit(&scene, "data");
+    scene.audited("data");
 }
 
 /// A job that counts steps is extended by steps.
