@@ -279,7 +279,8 @@ const PURE_CRATES: &[&str] = &[
     "strsim",
     "thiserror",
     "toml",
-    "uuid", // Only its type; v4 needs random numbers.
+    "uuid",   // Only its type; v4 needs random numbers.
+    "winnow", // Parses update rules.
 ];
 
 const PURE_BANNED: &[&str] = &[

@@ -10,6 +10,7 @@ pub mod learning_rate;
 pub mod models;
 pub mod optimizer_errors;
 pub mod parameter_groups;
+pub mod rule;
 pub mod schedule;
 mod shape;
 pub mod spec;
