@@ -74,6 +74,8 @@ enum Work {
     Rendezvous(u32),
     Regroup(u32),
     Rule(OptimizerKind, usize),
+    /// An update rule that is a text.
+    Text(usize),
 }
 
 impl Bench {
@@ -136,8 +138,16 @@ impl Bench {
             (Work::ServedDispatch, Side::Reference) => counter::dispatch().await,
             (Work::TakeOver, Side::Ours) => tasks::take_over().await,
             (Work::TakeOver, Side::Reference) => Sample::bound(2.0),
-            (Work::Rule(kind, values), Side::Ours) => kernels::optimizer(kind, values),
+            (Work::Rule(kind, values), Side::Ours) => {
+                kernels::optimizer(&kernels::built_in(kind), values)
+            }
             (Work::Rule(kind, values), Side::Reference) => kernels::copy(kind, values),
+            (Work::Text(values), Side::Ours) => {
+                kernels::optimizer(&kernels::adam_as_text(), values)
+            }
+            (Work::Text(values), Side::Reference) => {
+                kernels::optimizer(&kernels::built_in(OptimizerKind::Adam), values)
+            }
         }
     }
 }
@@ -450,6 +460,14 @@ pub fn benches() -> Vec<Bench> {
             work: Work::Rule(*kind, values),
         })
     });
+    let texts = [("cached", BLOCK), ("large", LARGE)].map(|(size, values)| Bench {
+        name: format!("text-{size}"),
+        what: format!("adam as a text of the job file on {values} values"),
+        reference: "the built-in rule",
+        unit: Unit::Bytes,
+        target: 0.7,
+        work: Work::Text(values),
+    });
     let nodes = [125, 250, 500, 1000];
     let rendezvous = nodes.iter().flat_map(|nodes| {
         let first = ("rendezvous", "form the first round", Work::Rendezvous(*nodes));
@@ -463,5 +481,5 @@ pub fn benches() -> Vec<Bench> {
             work,
         })
     });
-    lines.into_iter().chain(rendezvous).chain(rules).collect()
+    lines.into_iter().chain(rendezvous).chain(rules).chain(texts).collect()
 }

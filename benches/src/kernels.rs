@@ -32,10 +32,32 @@ const LANES: u32 = 8;
 /// Values per lane: 8 MiB.
 const LANE: usize = 2 << 20;
 
+/// Adam as a text of the job file.
+const ADAM: &str = "
+m = b1*m + (1 - b1)*g
+v = b2*v + (1 - b2)*g**2
+p -= lr/(1 - b1**t) * m / (sqrt(v/(1 - b2**t)) + 1e-8)
+";
+
+/// Returns a built-in rule.
+pub fn built_in(kind: OptimizerKind) -> OptimizerSpec {
+    OptimizerSpec { kind, momentum: Some(0.9), ..OptimizerSpec::default() }
+}
+
+/// Returns Adam as a text.
+pub fn adam_as_text() -> OptimizerSpec {
+    OptimizerSpec {
+        kind: OptimizerKind::Rule,
+        rule: Some(ADAM.to_owned()),
+        states: vec!["m".to_owned(), "v".to_owned()],
+        constants: [("b1".to_owned(), 0.9), ("b2".to_owned(), 0.999)].into(),
+        ..OptimizerSpec::default()
+    }
+}
+
 /// Applies a rule repeatedly to `values` values.
-pub fn optimizer(kind: OptimizerKind, values: usize) -> Sample {
-    let spec = OptimizerSpec { kind, momentum: Some(0.9), ..OptimizerSpec::default() };
-    let rule = Optimizer::new(&spec);
+pub fn optimizer(spec: &OptimizerSpec, values: usize) -> Sample {
+    let rule = Optimizer::new(spec);
     let mut params = vec![0.25_f32; values];
     let mut gradient = vec![0.5_f32; values];
     let mut state = rule.initial_state(&params);
@@ -55,8 +77,7 @@ pub fn optimizer(kind: OptimizerKind, values: usize) -> Sample {
 
 /// Moves the bytes of a rule: reads gradient, parameters and state, writes the latter two.
 pub fn copy(kind: OptimizerKind, values: usize) -> Sample {
-    let spec = OptimizerSpec { kind, momentum: Some(0.9), ..OptimizerSpec::default() };
-    let states = Optimizer::new(&spec).state_names().len();
+    let states = Optimizer::new(&built_in(kind)).states();
     let gradient = vec![0.5_f32; values];
     let mut written: Vec<Vec<f32>> = vec![vec![0.25; values]; 1 + states];
     let bytes = moved(states, values);

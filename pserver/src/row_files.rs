@@ -192,7 +192,7 @@ impl ShardStore {
                     obsolete.append(found);
                     if !rows.ids.is_empty() {
                         let bytes = rows.bytes();
-                        let states = states[held.table as usize];
+                        let states = &states[held.table as usize];
                         layer.add(in_place(|| tensors_of(layout, held, kind, rows, states)), bytes);
                     }
                     if self.row_file_bytes <= layer.bytes {
@@ -227,7 +227,7 @@ impl ShardStore {
             let read = checkpoint.read_rows(&object, &file, wanted).await?;
             for (number, range) in read.into_ranges() {
                 let (table, param, place) = table_of(layout, number);
-                let rows = rows_of(&range, param.width, states[table]).map_err(|reason| {
+                let rows = rows_of(&range, param.width, &states[table]).map_err(|reason| {
                     let reason = format!("`{}` {reason}", checkpoint.names().name(number));
                     CheckpointError::Damaged { object: object.clone(), reason }
                 });
@@ -239,7 +239,7 @@ impl ShardStore {
     }
 
     /// Returns the state names of each table.
-    fn row_states(&self, layout: &Layout) -> Vec<&'static [&'static str]> {
+    fn row_states(&self, layout: &Layout) -> Vec<Vec<String>> {
         let tables = layout.tables().iter();
         tables.map(|table| self.rules.optimizer_of(&table.name).state_names()).collect()
     }
@@ -263,7 +263,7 @@ fn tensors_of(
     held: &HeldRange,
     kind: RowKind,
     rows: StoredRows,
-    states: &[&str],
+    states: &[String],
 ) -> RangeTensors {
     let table = held.table as usize;
     let width = layout.tables()[table].width;
@@ -273,7 +273,7 @@ fn tensors_of(
         rows.flat_map(|row| &row[part * width..(part + 1) * width]).copied().collect()
     };
     let counts = rows.counts.iter().map(|it| [it.updates, it.pass]).collect();
-    let states = (1..).zip(states).map(|(index, name)| ((*name).to_owned(), part(index))).collect();
+    let states = (1..).zip(states).map(|(index, name)| (name.clone(), part(index))).collect();
     let number = layout.number_of_range(table, held.range);
     let empty = RangeTensors { number, states, ..RangeTensors::default() };
     match kind {
@@ -288,12 +288,12 @@ fn tensors_of(
 fn rows_of(
     read: &RangeTensors,
     width: usize,
-    states: &[&str],
+    states: &[String],
 ) -> Result<(StoredRows, StoredRows), String> {
     let mut parts = vec![&read.values];
     for state in states {
         let lacks = || format!("lacks the optimizer state `{state}`");
-        parts.push(read.states.get(*state).ok_or_else(lacks)?);
+        parts.push(read.states.get(state).ok_or_else(lacks)?);
     }
     let counts = |pairs: &[[u32; 2]]| {
         pairs.iter().map(|[updates, pass]| RowCounts { updates: *updates, pass: *pass }).collect()

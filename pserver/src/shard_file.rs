@@ -61,7 +61,8 @@ impl ShardError {
 pub struct ShardStore {
     store: Location,
     job: Arc<JobRecord>,
-    states: &'static [&'static str],
+    /// Names of the state vectors of each block.
+    states: Arc<[String]>,
     pub(crate) rules: Rules,
     /// Bytes of the rows of a row file.
     pub(crate) row_file_bytes: usize,
@@ -89,7 +90,7 @@ pub struct LoadedShard {
 impl ShardStore {
     /// Creates the store for the shards of `job` below `store`.
     pub fn new(store: Location, job: JobRecord, rules: Rules) -> Self {
-        let states = Optimizer::new(&job.spec.optimizer).state_names();
+        let states = Optimizer::new(&job.spec.optimizer).state_names().into();
         Self { store, job: Arc::new(job), states, rules, row_file_bytes: ROW_FILE_BYTES }
     }
 
@@ -168,7 +169,7 @@ impl ShardStore {
         let mut layers = before.map(|saved| saved.layers).unwrap_or_default();
         let files = attempt.files();
         layers.add(name, &files);
-        let segments = in_place(|| encode(&layout, self.states, shard, &tables, &layers))?;
+        let segments = in_place(|| encode(&layout, &self.states, shard, &tables, &layers))?;
         let number = tables.number();
         // While it exists, changes of rows take more memory.
         drop(tables);
@@ -312,8 +313,8 @@ impl ShardStore {
         let mut read = file.take(number)?;
         let applied = index_of(applied, file.meta().counted(number)?);
         let mut state: Vec<Vec<f32>> = Vec::new();
-        for name in self.states {
-            match read.states.remove(*name) {
+        for name in &*self.states {
+            match read.states.remove(name) {
                 Some(values) => state.push(values),
                 None => return Some(Err(format!("lacks the optimizer state `{name}`"))),
             }
@@ -350,7 +351,7 @@ fn index_of(applied: &mut Vec<AppliedRecords>, records: &AppliedRecords) -> usiz
 
 fn encode(
     layout: &Layout,
-    states: &[&str],
+    states: &[String],
     snapshot: ShardSnapshot,
     tables: &TablesSnapshot,
     layers: &Layers,

@@ -23,7 +23,7 @@ from .errors import (
     SteadfastError,
     UnavailableError,
 )
-from .job import Job
+from .job import Job, Rule
 from .model import Model
 from .run import Checkpoint, Evaluation, LocalRun, PassEnd, Run, connect, local
 from .tables import Rows, Table, category_ids
@@ -48,6 +48,7 @@ __all__ = [
     "RendezvousTimeout",
     "RoundEnded",
     "Rows",
+    "Rule",
     "Run",
     "SteadfastError",
     "Table",

@@ -12,11 +12,38 @@ from typing import Any, Dict, Mapping, Optional, Sequence, Union
 from . import _native
 from .errors import BadJobFile
 
-__all__ = ["Job"]
+__all__ = ["Job", "Rule"]
 
 Section = Mapping[str, Any]
 
 _WITH_SCHEME = re.compile(r"^[a-z][a-z0-9+.-]*://")
+
+
+class Rule(Dict[str, Any]):
+    """An update rule as text, which parameter servers apply: the argument ``optimizer`` of :class:`Job`.
+
+    ::
+
+        optimizer = steadfast.Rule("m = b1*m + (1 - b1)*g; p -= lr*sign(m)", states=["m"], constants={"b1": 0.9})
+
+    The names and functions of a rule are listed in docs/job-file.md.
+
+    Args:
+        text: Assignments, which line ends or semicolons separate. ``p`` is the parameter and ``g`` its gradient.
+        states: Names of the vectors that are kept from step to step.
+        constants: Numbers by name.
+        settings: Further keys of the section ``[optimizer]``, such as ``weight_decay`` or ``groups``.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        *,
+        states: Sequence[str] = (),
+        constants: Optional[Mapping[str, float]] = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(kind="rule", rule=text, states=list(states), constants=dict(constants or {}), **settings)
 
 
 class Job:
@@ -47,6 +74,7 @@ class Job:
         seed: Seed of every random choice.
         start: A safetensors file that the parameters start from: its path or URL, or the section with ``file``,
             ``names`` and ``new``.
+        optimizer: The section, or a :class:`Rule`.
         tables: Settings of embedding tables, by the name of the table.
 
     Raises:

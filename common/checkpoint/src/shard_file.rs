@@ -83,7 +83,7 @@ pub struct BlockTensors {
 /// If the layout has no such block.
 pub fn encode_shard(
     layout: &Layout,
-    state_names: &[&str],
+    state_names: &[impl AsRef<str>],
     meta: &ShardMeta,
     blocks: impl Iterator<Item = BlockTensors>,
 ) -> Result<Vec<Bytes>, EncodeError> {
@@ -91,7 +91,7 @@ pub fn encode_shard(
     for block in blocks {
         let name = tensor_name(layout, &layout.blocks()[block.number as usize]);
         for (index, (state, values)) in state_names.iter().zip(&*block.states).enumerate() {
-            let (name, shape) = (state_name(state, &name), vec![values.len()]);
+            let (name, shape) = (state_name(state.as_ref(), &name), vec![values.len()]);
             let bytes = Bytes::from_owner(State { all: block.states.clone(), index });
             tensors.push(Tensor { name, dtype: Dtype::F32, shape, bytes });
         }

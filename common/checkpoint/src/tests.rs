@@ -237,7 +237,7 @@ fn layered(layers: &[Layer<'_>]) -> Scene {
         records.push(record);
     }
     let meta = ShardMeta { rows: Some(rows), ..meta() };
-    let shard = encode_shard(&scene.layout, &[], &meta, std::iter::empty()).unwrap();
+    let shard = encode_shard(&scene.layout, &[""; 0], &meta, std::iter::empty()).unwrap();
     scene.put(0, shard.concat().into());
     scene.record.shards[0].rows = records;
     scene
@@ -289,7 +289,7 @@ fn row_files_other_than_those_of_the_shard_are_refused() {
         error.ends_with("rows-1.safetensors is damaged: rows of `rows#3` do not ascend"),
         "{error}"
     );
-    let shard = encode_shard(&scene().layout, &[], &meta(), std::iter::empty()).unwrap();
+    let shard = encode_shard(&scene().layout, &[""; 0], &meta(), std::iter::empty()).unwrap();
     let mut without = scene();
     without.put(0, shard.concat().into());
     assert_eq!(without.invalid_reason(), "no shard holds `rows#0`");

@@ -445,7 +445,8 @@ mod tests {
             "line 11: `model.hidden`: invalid type: string \"x\", expected usize (`hidden = [32, \"x\"]`)",
             "unknown key `model.knd`; did you mean `model.kind`?",
             "line 14: `optimizer.kind`: unknown variant `adm`, expected one of `sgd`, `momentum`, `adagrad`, \
-             `adadelta`, `rmsprop`, `adam`, `adamw`, `ftrl`, `lion`, `nadam`, `radam` (`kind = \"adm\"`)",
+             `adadelta`, `rmsprop`, `adam`, `adamw`, `ftrl`, `lion`, `nadam`, `radam`, \
+             `lamb`, `lars`, `rule` (`kind = \"adm\"`)",
             "line 17: `checkpoint.every`: cannot parse `often` as a duration (`30s`, `10m`): expected number at 0 \
              (`every = \"often\"`)",
             "`checkpoint.keep` must be at least 1",

@@ -9,22 +9,31 @@ use crate::job::spec_errors::SpecError;
 /// Returns the errors of the optimizer's settings.
 pub fn optimizer(spec: &OptimizerSpec) -> Vec<SpecError> {
     let mut section = Section::new("optimizer", "kind", name_of(spec.kind));
-    let moments = ["adam", "adamw", "nadam", "radam"];
-    section.check("momentum", spec.momentum, &["momentum", "rmsprop"], Range::Share);
+    let moments = ["adam", "adamw", "lamb", "nadam", "radam"];
+    section.check("momentum", spec.momentum, &["momentum", "lars", "rmsprop"], Range::Share);
     section.only("nesterov", spec.nesterov.is_some(), &["momentum"]);
     section.check("beta1", spec.beta1, &[&moments[..], &["lion"]].concat(), Range::Share);
     section.check("beta2", spec.beta2, &[&moments[..], &["lion"]].concat(), Range::Share);
     section.check("rho", spec.rho, &["adadelta", "rmsprop"], Range::Share);
     let dividing = [&["adagrad", "adadelta", "rmsprop"], &moments[..]].concat();
     section.check("epsilon", spec.epsilon, &dividing, Range::Positive);
-    let summing = ["adagrad", "ftrl"];
+    let summing = ["adagrad", "ftrl", "rule"];
     section.check("initial_accumulator", spec.initial_accumulator, &summing, Range::NotNegative);
     let power = spec.learning_rate_power;
     section.check("learning_rate_power", power, &["ftrl"], Range::Between(-1.0, 0.0));
     section.check("l1", spec.l1, &["ftrl"], Range::NotNegative);
     section.check("l2", spec.l2, &["ftrl"], Range::NotNegative);
     section.check("momentum_decay", spec.momentum_decay, &["nadam"], Range::NotNegative);
-    let coupled = ["sgd", "momentum", "adagrad", "adadelta", "rmsprop", "adam", "nadam", "radam"];
+    section.check("trust_coefficient", spec.trust_coefficient, &["lars"], Range::Positive);
+    section.need("rule", spec.rule.is_some(), &["rule"]);
+    section.only("rule", spec.rule.is_some(), &["rule"]);
+    section.only("states", !spec.states.is_empty(), &["rule"]);
+    section.only("constants", !spec.constants.is_empty(), &["rule"]);
+    if let (Some(_), Some(Err(error))) = (&spec.rule, spec.program(None)) {
+        section.error(&["rule", "kind"], format!("`optimizer.rule` is invalid: {error}"));
+    }
+    let coupled =
+        ["sgd", "momentum", "adagrad", "adadelta", "rmsprop", "adam", "nadam", "radam", "rule"];
     section.only("decoupled", spec.decoupled.is_some(), &coupled);
     section.range("weight_decay", Some(spec.weight_decay), Range::NotNegative);
     section.range("clip_value", spec.clip_value, Range::Positive);
@@ -188,7 +197,8 @@ impl Section {
 
     /// Checks a group of parameters.
     fn group(&mut self, group: &GroupSpec) {
-        let GroupSpec { parameters, weight_decay, learning_rate, frozen } = group;
+        let GroupSpec { parameters, weight_decay, learning_rate, frozen, trust_ratio } = group;
+        let has_trust_ratio = self.is_one_of(&["lamb", "lars"]);
         let mut error = |text: String| self.error(&["groups"], text);
         if parameters.is_empty() {
             error("a group of `optimizer.groups` names no parameters".to_owned());
@@ -205,7 +215,11 @@ impl Section {
                 error(format!("`{key}` does not apply to {name}, which is frozen; remove it"));
             }
         }
-        if !*frozen && weight_decay.is_none() && learning_rate.is_none() {
+        if trust_ratio.is_some() && !has_trust_ratio {
+            error(format!("`trust_ratio` of {name} applies to `lamb` and `lars` only; remove it"));
+        }
+        let is_set = weight_decay.is_some() || learning_rate.is_some() || trust_ratio.is_some();
+        if !*frozen && !is_set {
             error(format!("{name} sets nothing; add `weight_decay`, `learning_rate` or `frozen`"));
         }
     }
@@ -276,7 +290,7 @@ mod tests {
     fn an_omitted_setting_is_not_an_error() {
         let kinds = [
             "sgd", "momentum", "adagrad", "adadelta", "rmsprop", "adam", "adamw", "ftrl", "lion",
-            "nadam", "radam",
+            "nadam", "radam", "lamb", "lars",
         ];
         for kind in kinds {
             assert!(optimizer_errors(&format!("kind = \"{kind}\"")).is_empty());
@@ -311,7 +325,7 @@ mod tests {
     fn a_key_that_the_rule_ignores_is_an_error_whatever_its_value() {
         let expected = [
             "`optimizer.beta1` does not apply to `sgd`; remove it or choose `adam` or `adamw` or \
-              `nadam` or `radam` or `lion`",
+              `lamb` or `nadam` or `radam` or `lion`",
         ];
         assert_eq!(optimizer_errors("beta1 = 0.9"), expected);
         assert_eq!(optimizer_errors("beta1 = 9.0"), expected);

@@ -256,16 +256,16 @@ pub enum Activation {
 pub struct OptimizerSpec {
     #[serde(default)]
     pub kind: OptimizerKind,
-    /// `momentum`, `rmsprop`: share of the velocity kept from step to step.
+    /// `momentum`, `lars`, `rmsprop`: share of the velocity kept from step to step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub momentum: Option<f32>,
     /// `momentum`: Nesterov momentum.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nesterov: Option<bool>,
-    /// `adam`, `adamw`, `lion`, `nadam`, `radam`: decay of the first moment.
+    /// `adam`, `adamw`, `lamb`, `lion`, `nadam`, `radam`: decay of the first moment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub beta1: Option<f32>,
-    /// `adam`, `adamw`, `nadam`, `radam`: decay of the second moment; `lion`: of the only one.
+    /// `adam`, `adamw`, `lamb`, `nadam`, `radam`: decay of the second moment; `lion`: of the only one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub beta2: Option<f32>,
     /// `adadelta`, `rmsprop`: decay of the running squares.
@@ -274,7 +274,7 @@ pub struct OptimizerSpec {
     /// Added to denominators for numerical stability.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epsilon: Option<f32>,
-    /// `adagrad`, `ftrl`: initial value of the accumulated squares.
+    /// `adagrad`, `ftrl`: initial value of the accumulated squares; `rule`: of the first state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub initial_accumulator: Option<f32>,
     /// `ftrl`: exponent of the per-coordinate learning rate, negative (−0.5).
@@ -301,6 +301,18 @@ pub struct OptimizerSpec {
     /// Weight decay reduces the parameters themselves, and adds nothing to the gradient.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decoupled: Option<bool>,
+    /// `lars`: the share of its norm by which a parameter moves at a learning rate of 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trust_coefficient: Option<f32>,
+    /// `rule`: the [update rule](crate::job::rule) as text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rule: Option<String>,
+    /// `rule`: names of the state vectors.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub states: Vec<String>,
+    /// `rule`: numbers by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub constants: BTreeMap<String, f64>,
     /// Parameters with settings of their own.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub groups: Vec<GroupSpec>,
@@ -321,6 +333,9 @@ pub struct GroupSpec {
     /// The parameters keep their values.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub frozen: bool,
+    /// `lamb`, `lars`: whether the learning rate follows the norm of each parameter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trust_ratio: Option<bool>,
 }
 
 /// Update rules of an optimizer.
@@ -339,6 +354,10 @@ pub enum OptimizerKind {
     Lion,
     Nadam,
     Radam,
+    Lamb,
+    Lars,
+    /// A rule of the job file.
+    Rule,
 }
 
 /// The learning rate as a function of the step.

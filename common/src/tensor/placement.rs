@@ -5,6 +5,7 @@
 //! same.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
@@ -21,6 +22,8 @@ pub enum PlacementRecord {
     /// (longest-processing-time list scheduling, Graham 1969), ties to the lowest slot. Of every table, each slot
     /// has the same number of consecutive ranges, or one more or less.
     LargestFirst { slots: u32 },
+    /// As `LargestFirst`, but with all blocks of a parameter on one slot, for update rules that need them together.
+    WholeParameters { slots: u32 },
 }
 
 impl Default for PlacementRecord {
@@ -32,7 +35,7 @@ impl Default for PlacementRecord {
 impl PlacementRecord {
     pub fn slots(&self) -> u32 {
         match self {
-            Self::LargestFirst { slots } => *slots,
+            Self::LargestFirst { slots } | Self::WholeParameters { slots } => *slots,
         }
     }
 }
@@ -49,28 +52,38 @@ impl Placement {
     /// Computes the placement of the blocks of `layout`, and of the ranges of its tables, by the rule of `record`.
     pub fn of(layout: &Layout, record: &PlacementRecord) -> Self {
         match record {
-            PlacementRecord::LargestFirst { slots } => Self {
-                by_slot: Self::largest_first(layout, *slots),
-                range_slots: (*slots).min(RANGES),
-            },
+            PlacementRecord::LargestFirst { slots } => {
+                let blocks = 0..layout.blocks().len() as u32;
+                Self::largest_first(layout, blocks.map(|number| vec![number]).collect(), *slots)
+            }
+            PlacementRecord::WholeParameters { slots } => {
+                let mut by_param: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+                for (number, block) in (0..).zip(layout.blocks()) {
+                    by_param.entry(block.param).or_default().push(number);
+                }
+                Self::largest_first(layout, by_param.into_values().collect(), *slots)
+            }
         }
     }
 
-    fn largest_first(layout: &Layout, slots: u32) -> Vec<Vec<u32>> {
+    /// Places groups of blocks, each of which stays together.
+    fn largest_first(layout: &Layout, mut groups: Vec<Vec<u32>>, slots: u32) -> Self {
         let blocks = layout.blocks();
-        let mut by_size: Vec<u32> = (0..blocks.len() as u32).collect();
-        by_size.sort_by_key(|number| Reverse(blocks[*number as usize].len));
-        // A block is placed on an empty slot while there is one, so that slots beyond the number of blocks
+        let len = |group: &[u32]| -> usize {
+            group.iter().map(|number| blocks[*number as usize].len).sum()
+        };
+        groups.sort_by_key(|group| Reverse(len(group)));
+        // A group is placed on an empty slot while there is one, so that slots beyond the number of groups
         // stay empty. The number of slots may be forged; that of blocks is not.
-        let slots = blocks.len().min(slots as usize);
-        let (mut by_slot, mut load) = (vec![Vec::new(); slots], vec![0_usize; slots]);
-        for number in by_size {
-            let Some(slot) = (0..slots).min_by_key(|slot| load[*slot]) else { break };
-            load[slot] += blocks[number as usize].len;
-            by_slot[slot].push(number);
+        let used = groups.len().min(slots as usize);
+        let (mut by_slot, mut load) = (vec![Vec::new(); used], vec![0_usize; used]);
+        for group in groups {
+            let Some(slot) = (0..used).min_by_key(|slot| load[*slot]) else { break };
+            load[slot] += len(&group);
+            by_slot[slot].extend(group);
         }
         by_slot.iter_mut().for_each(|numbers| numbers.sort_unstable());
-        by_slot
+        Self { by_slot, range_slots: slots.min(RANGES) }
     }
 
     /// Returns the numbers of the blocks of a slot, ascending; empty for a slot without blocks.
@@ -119,6 +132,26 @@ mod tests {
         );
     }
 
+    /// S004-47: rules that use the norm of a parameter find all its blocks on one slot.
+    #[test]
+    fn whole_parameters_stay_on_one_slot() {
+        let layout = layout();
+        for slots in 1..=9 {
+            let placement = Placement::of(&layout, &PlacementRecord::WholeParameters { slots });
+            let of_slots: Vec<&[u32]> =
+                (0..slots).map(|it| placement.blocks_of(Slot(it))).collect();
+            let mut all = of_slots.concat();
+            all.sort_unstable();
+            assert_eq!(all, (0..layout.blocks().len() as u32).collect::<Vec<_>>());
+            for param in 0..4 {
+                let has = |blocks: &&&[u32]| {
+                    blocks.iter().any(|it| layout.blocks()[*it as usize].param == param)
+                };
+                assert!(of_slots.iter().filter(has).count() <= 1);
+            }
+        }
+    }
+
     #[test]
     fn every_range_is_placed_once_for_any_number_of_slots() {
         for slots in [1, 2, 3, 7, 128, 129, 1000] {
@@ -148,11 +181,17 @@ mod tests {
     /// S004-47: a record of an unknown rule is refused, not read as another one.
     #[test]
     fn a_record_names_its_rule() {
-        let record = PlacementRecord::LargestFirst { slots: 3 };
-        let text = r#"{"rule":"largest_first","slots":3}"#;
-        assert_eq!(serde_json::to_string(&record).unwrap(), text);
-        assert_eq!(serde_json::from_str::<PlacementRecord>(text).unwrap(), record);
-        let other = text.replace("largest_first", "by_hash");
-        assert!(serde_json::from_str::<PlacementRecord>(&other).is_err());
+        for (record, text) in [
+            (PlacementRecord::LargestFirst { slots: 3 }, r#"{"rule":"largest_first","slots":3}"#),
+            (
+                PlacementRecord::WholeParameters { slots: 3 },
+                r#"{"rule":"whole_parameters","slots":3}"#,
+            ),
+        ] {
+            assert_eq!(serde_json::to_string(&record).unwrap(), text);
+            assert_eq!(serde_json::from_str::<PlacementRecord>(text).unwrap(), record);
+        }
+        let other = r#"{"rule":"by_hash","slots":3}"#;
+        assert!(serde_json::from_str::<PlacementRecord>(other).is_err());
     }
 }

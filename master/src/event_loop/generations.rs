@@ -109,7 +109,10 @@ impl TrainingJob {
         let record = GenerationRecord {
             generation: Generation(before + 1),
             slots: pserver_set.to_vec(),
-            placement: PlacementRecord::LargestFirst { slots: pserver_set.len() as u32 },
+            placement: match self.job.record.spec.optimizer.needs_whole_parameters() {
+                true => PlacementRecord::WholeParameters { slots: pserver_set.len() as u32 },
+                false => PlacementRecord::LargestFirst { slots: pserver_set.len() as u32 },
+            },
             checkpoint: point.checkpoint.as_ref().map(|(id, _)| id.clone()),
             kept,
             reason,

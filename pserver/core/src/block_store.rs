@@ -3,7 +3,7 @@
 //! Blocks are reference-counted: readers and checkpoints hold references. An update changes a block in
 //! place, or a copy of it while there are other references. Rows of tables are read by value.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use steadfast_common::ids::{Lane, Pass, Slot};
@@ -23,7 +23,7 @@ use crate::contribution::ValidatedBlock;
 use crate::optimizer::Optimizer;
 use crate::rules::Rules;
 use crate::tables::{Obsolete, RowUpdate, TableRows, Tables, TablesSnapshot};
-use crate::update::{Mean, Update};
+use crate::update::{Mean, Measured, Update};
 use crate::values::Values;
 
 /// The complete state of a shard but its tables, by reference: the content of a checkpoint.
@@ -270,25 +270,76 @@ impl BlockStore {
         Mean::new(records, clip_value).shrunk(norm, clip_norm)
     }
 
-    /// Applies the sums of some blocks as a part of the next update.
+    /// Returns whether an update needs all blocks of a parameter, which the slot has then.
+    pub(crate) fn needs_whole_parameters(&self) -> bool {
+        self.optimizers.iter().any(|it| 0 < it.measuring_passes())
+    }
+
+    /// Applies the sums of some blocks as a part of the next update. A rule with norms needs those of all blocks of its
+    /// parameter.
     pub(crate) fn apply(
         &mut self,
         mean: Mean,
         sums: impl Iterator<Item = (usize, ValidatedBlock)>,
     ) {
-        let rate = learning_rate(&self.rules.learning_rate, self.updates);
+        let mut whole: BTreeMap<u32, BTreeMap<usize, ValidatedBlock>> = BTreeMap::new();
         for (index, sum) in sums {
-            let optimizer = &self.optimizers[index];
-            let update = Update { optimizer, mean, rate, number: self.updates + 1 };
-            let values = &mut self.values[index];
-            match self.layout.update_rule(&self.blocks[index].1) {
-                UpdateRule::Optimizer => {
-                    let state = Arc::make_mut(&mut self.state[index]);
-                    update.apply(sum.values(), values, state);
-                }
-                UpdateRule::AddMean => update.add_mean(sum.values(), values),
-                UpdateRule::Frozen => {}
+            let block = &self.blocks[index].1;
+            let is_updated = self.layout.update_rule(block) == UpdateRule::Optimizer;
+            if is_updated && 0 < self.optimizers[index].measuring_passes() {
+                whole.entry(block.param).or_default().insert(index, sum);
+            } else {
+                self.apply_block(mean, index, &sum, Vec::new());
             }
+        }
+        for blocks in whole.values() {
+            let norms = self.norms(mean, blocks);
+            blocks
+                .iter()
+                .for_each(|(index, sum)| self.apply_block(mean, *index, sum, norms.clone()));
+        }
+    }
+
+    /// Returns the norms of a parameter with these blocks.
+    fn norms(&self, mean: Mean, blocks: &BTreeMap<usize, ValidatedBlock>) -> Vec<Vec<f64>> {
+        let Some(first) = blocks.keys().next() else { return Vec::new() };
+        let mut update = self.update(mean, *first, Vec::new());
+        let blocks = blocks.iter().map(|(index, sum)| Measured {
+            sum: sum.values(),
+            values: self.values[*index].present().as_slice(),
+            state: self.state[*index].as_slice(),
+        });
+        update.measure(&blocks.collect::<Vec<_>>());
+        update.norms
+    }
+
+    /// Returns the learning rate of the next update.
+    fn rate(&self) -> f32 {
+        learning_rate(&self.rules.learning_rate, self.updates)
+    }
+
+    /// Returns the next update of a block.
+    fn update(&self, mean: Mean, index: usize, norms: Vec<Vec<f64>>) -> Update {
+        let optimizer = self.optimizers[index].clone();
+        Update { optimizer, mean, rate: self.rate(), number: self.updates + 1, norms }
+    }
+
+    fn apply_block(
+        &mut self,
+        mean: Mean,
+        index: usize,
+        sum: &ValidatedBlock,
+        norms: Vec<Vec<f64>>,
+    ) {
+        let update = self.update(mean, index, norms);
+        let values = &mut self.values[index];
+        match self.layout.update_rule(&self.blocks[index].1) {
+            UpdateRule::Optimizer => {
+                let state = Arc::make_mut(&mut self.state[index]);
+                update.apply(sum.values(), values, state);
+            }
+            UpdateRule::AddMean => update.add_mean(sum.values(), values),
+            UpdateRule::Frozen => {}
         }
     }
 }

@@ -50,8 +50,8 @@ impl Rules {
     ) -> Vec<Optimizer> {
         let whole = Optimizer::new(&self.optimizer);
         let of_parameter = |param: &ParamSpec| {
-            let group = self.optimizer.group_of(&param.name);
-            group.map_or_else(|| whole.clone(), |group| whole.of_group(group))
+            let Some(group) = self.optimizer.group_of(&param.name) else { return whole.clone() };
+            Optimizer::of_group(&self.optimizer, Some(group))
         };
         let all: Vec<Optimizer> = layout.params().iter().map(of_parameter).collect();
         blocks.map(|block| all[block.param as usize].clone()).collect()

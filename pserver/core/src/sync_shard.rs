@@ -256,9 +256,10 @@ impl SyncShard {
 
     /// Applies the current step to the blocks that have all lanes, before the step is complete, and returns
     /// those blocks. Their values are provisional until the step is complete. Does nothing in jobs that clip
-    /// by global norm, which requires all blocks.
+    /// by global norm, which requires all blocks, or whose rule requires all blocks of a parameter.
     pub fn apply_early(&mut self) -> Vec<EarlyBlock> {
-        if self.blocks.clips_by_norm() || !self.lane_sum.has_ready() {
+        let waits = self.blocks.clips_by_norm() || self.blocks.needs_whole_parameters();
+        if waits || !self.lane_sum.has_ready() {
             return Vec::new();
         }
         let known = self.early.len();

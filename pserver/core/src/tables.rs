@@ -392,7 +392,7 @@ impl TableRules {
 
     /// Returns the number of values of a stored row: its parameters and the vectors of the optimizer's state.
     fn stride(&self) -> usize {
-        self.width * (1 + self.optimizer.state_names().len())
+        self.width * (1 + self.optimizer.states())
     }
 
     /// Returns whether a row had no update for so many passes that it begins again with its initial values.

@@ -4,9 +4,11 @@
 //! and memory is read and written once. Values are independent of each other, so the strip size does
 //! not affect the result.
 
+use std::ops::Range;
+
 use steadfast_common::tensor::finite::bounded;
 
-use crate::optimizer::{Optimizer, State};
+use crate::optimizer::{Moment, Optimizer, State, norms_of};
 use crate::values::Values;
 
 /// Values per strip; a few strips with optimizer state fit into the fastest cache.
@@ -14,12 +16,14 @@ pub(crate) const STRIP: usize = 1 << 10;
 
 /// The parameters of one update.
 #[derive(Debug)]
-pub(crate) struct Update<'a> {
-    pub optimizer: &'a Optimizer,
+pub(crate) struct Update {
+    pub optimizer: Optimizer,
     pub mean: Mean,
     pub rate: f32,
     /// Number of the update, counted from 1.
     pub number: u64,
+    /// The norms of the block's parameter, if the rule uses them.
+    pub norms: Vec<Vec<f64>>,
 }
 
 /// Turns a sum of gradients into a clipped mean.
@@ -68,46 +72,72 @@ impl Mean {
     }
 }
 
-/// Returns the sum of the squared means, added in order in `f64`.
-pub(crate) fn squares(mean: Mean, sums: &[f32]) -> f64 {
+/// Passes the means of `sums` to `visit` strip by strip, each with its range.
+fn strips(mean: Mean, sums: &[f32], mut visit: impl FnMut(Range<usize>, &mut [f32])) {
     let mut strip = [0.0; STRIP];
-    let mut total = 0.0;
-    for sums in sums.chunks(STRIP) {
+    for (index, sums) in sums.chunks(STRIP).enumerate() {
+        let at = index * STRIP..index * STRIP + sums.len();
         let strip = &mut strip[..sums.len()];
         strip.copy_from_slice(sums);
         mean.of(strip);
-        for value in strip {
+        visit(at, strip);
+    }
+}
+
+/// Returns the sum of the squared means, added in order in `f64`.
+pub(crate) fn squares(mean: Mean, sums: &[f32]) -> f64 {
+    let mut total = 0.0;
+    strips(mean, sums, |_, means| {
+        for value in means {
             total += f64::from(*value) * f64::from(*value);
         }
-    }
+    });
     total
 }
 
-impl Update<'_> {
+/// A block of a parameter whose norms are measured.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Measured<'a> {
+    /// The sum of its gradients.
+    pub sum: &'a [f32],
+    pub values: &'a [f32],
+    pub state: &'a [Vec<f32>],
+}
+
+impl Update {
+    /// Measures the norms of a parameter, of which `blocks` are all blocks in order.
+    pub(crate) fn measure(&mut self, blocks: &[Measured<'_>]) {
+        for _ in 0..self.optimizer.measuring_passes() {
+            let mut squares = Vec::new();
+            let mut rule = self.optimizer.begin(self.moment());
+            for Measured { sum, values, state } in blocks {
+                strips(self.mean, sum, |at, gradient| {
+                    let state: Vec<&[f32]> = state.iter().map(|it| &it[at.clone()]).collect();
+                    rule.measure(&values[at], gradient, &state, &mut squares);
+                });
+            }
+            self.norms.push(norms_of(squares));
+        }
+    }
+
+    fn moment(&self) -> Moment<'_> {
+        Moment { rate: self.rate, update: self.number, norms: &self.norms }
+    }
+
     /// Applies the sum of a block to its values and state.
     pub(crate) fn apply(&self, sum: &[f32], values: &mut Values, state: &mut [Vec<f32>]) {
         let mut change = values.change();
-        let mut strip = [0.0; STRIP];
-        for (index, sum) in sum.chunks(STRIP).enumerate() {
-            let at = index * STRIP..index * STRIP + sum.len();
-            let gradient = &mut strip[..sum.len()];
-            gradient.copy_from_slice(sum);
-            self.mean.of(gradient);
-            let (params, state) = (change.strip(at.clone()), State::new(state, at));
-            self.optimizer.apply(params, gradient, state, self.rate, self.number);
-        }
+        let mut rule = self.optimizer.begin(self.moment());
+        strips(self.mean, sum, |at, gradient| {
+            rule.change(change.strip(at.clone()), gradient, State::new(state, at));
+        });
     }
 
     /// Adds the unclipped mean of a block's sum to its values.
     pub(crate) fn add_mean(&self, sum: &[f32], values: &mut Values) {
         let mut change = values.change();
-        let mut strip = [0.0; STRIP];
-        for (index, sum) in sum.chunks(STRIP).enumerate() {
-            let at = index * STRIP..index * STRIP + sum.len();
-            let mean = &mut strip[..sum.len()];
-            mean.copy_from_slice(sum);
-            self.mean.unclipped().of(mean);
+        strips(self.mean.unclipped(), sum, |at, mean| {
             change.strip(at).iter_mut().zip(mean).for_each(|(value, mean)| *value += *mean);
-        }
+        });
     }
 }

@@ -85,7 +85,7 @@ impl Scene {
             applied: number as usize % 2,
             values: Arc::new(made(number, 1)),
             state: Arc::new(
-                (2..).zip(self.shards.states).map(|(salt, _)| made(number, salt)).collect(),
+                (2..).zip(&*self.shards.states).map(|(salt, _)| made(number, salt)).collect(),
             ),
         });
         let width = 3 * (1 + self.shards.states.len());

@@ -6,6 +6,7 @@
 //! over the whole parameter. Vectors are computed in `f32`, value by value, and numbers in `f64`, with IEEE operations
 //! and the `libm` crate: every machine gets the same bits.
 
+mod named;
 mod parse;
 mod program;
 

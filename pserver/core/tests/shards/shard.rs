@@ -63,7 +63,11 @@ fn first(layout: &Layout) -> Vec<f32> {
 }
 
 fn initial(layout: &Layout, slot: u32, slots: u32, rules: &Rules) -> (ShardSnapshot, TableRows) {
-    let placement = Placement::of(layout, &PlacementRecord::LargestFirst { slots });
+    let record = match rules.optimizer.needs_whole_parameters() {
+        true => PlacementRecord::WholeParameters { slots },
+        false => PlacementRecord::LargestFirst { slots },
+    };
+    let placement = Placement::of(layout, &record);
     let (numbers, all) = (placement.blocks_of(Slot(slot)), first(layout));
     let values = numbers.iter().map(|it| all[layout.blocks()[*it as usize].range()].to_vec());
     ShardSnapshot::initial(layout, &placement, Slot(slot), values.collect(), rules).unwrap()
@@ -288,25 +292,39 @@ fn a_repeated_lane_counts_once() {
 /// S004-47: the bits do not depend on how blocks are distributed over slots.
 #[test]
 fn any_number_of_slots_gives_the_same_bits() {
-    let layout = layout();
+    // The rows behind them are compared range by range elsewhere.
     let whole = train(&[vec![0, 1, 2, 3], vec![3, 2, 1, 0]]);
     for slots in 1..=5 {
-        let mut joined = vec![0; layout.len()];
-        for slot in 0..slots {
-            let mut shard = shard_of(&layout, slot, slots, rules(Mode::Sync));
-            for lane in [0, 1, 2, 3, 3, 2, 1, 0] {
-                contribute(&mut shard, lane, LaneEnd::MoreToCome).unwrap();
-            }
-            for ((_, block), values) in shard.blocks().list().iter().zip(&shard.parameters().values)
-            {
-                for (place, value) in joined[block.range()].iter_mut().zip(values.iter()) {
-                    *place = value.to_bits();
-                }
+        assert!(trained_on(slots, OptimizerKind::Adam) == whole[..layout().len()], "{slots} slots");
+    }
+    // The norms of LAMB are those of whole parameters.
+    let whole = trained_on(1, OptimizerKind::Lamb);
+    for slots in 2..=5 {
+        assert!(trained_on(slots, OptimizerKind::Lamb) == whole, "{slots} slots");
+    }
+}
+
+fn of_kind(kind: OptimizerKind) -> OptimizerSpec {
+    OptimizerSpec { kind, ..OptimizerSpec::default() }
+}
+
+/// Returns the bits of all parameters after two steps on some number of slots.
+fn trained_on(slots: u32, kind: OptimizerKind) -> Vec<u32> {
+    let layout = layout();
+    let mut joined = vec![0; layout.len()];
+    for slot in 0..slots {
+        let rules = Rules { optimizer: of_kind(kind), ..rules(Mode::Sync) };
+        let mut shard = shard_of(&layout, slot, slots, rules);
+        for lane in [0, 1, 2, 3, 3, 2, 1, 0] {
+            contribute(&mut shard, lane, LaneEnd::MoreToCome).unwrap();
+        }
+        for ((_, block), values) in shard.blocks().list().iter().zip(&shard.parameters().values) {
+            for (place, value) in joined[block.range()].iter_mut().zip(values.iter()) {
+                *place = value.to_bits();
             }
         }
-        // The rows behind them are compared range by range elsewhere.
-        assert!(joined == whole[..layout.len()], "{slots} slots");
     }
+    joined
 }
 
 /// A pass ends when its last lane is exhausted; steps do not wait for exhausted lanes.

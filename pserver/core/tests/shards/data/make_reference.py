@@ -1,17 +1,19 @@
 """Writes optimizers.json: results of the reference implementations for fixed gradients.
 
 PyTorch computes the rules that it provides, in double precision. FTRL-proximal follows algorithm 1 of
-McMahan et al. 2013 with the constants of TensorFlow's FtrlOptimizer, and Lion algorithm 2 of Chen et al. 2023, in
-numpy.
+McMahan et al. 2013 with the constants of TensorFlow's FtrlOptimizer, Lion algorithm 2 of Chen et al. 2023, and LARS
+algorithm 1 of You, Gitman and Ginsburg 2017, in numpy. LAMB is that of optax.
 
-    pip install torch numpy && python make_reference.py
+    pip install torch numpy optax && python make_reference.py
 """
 
 import functools
 import json
 import pathlib
 
+import jax
 import numpy
+import optax
 import torch
 
 UPDATES = 12
@@ -60,6 +62,28 @@ def by_lion(params, gradients, rates, beta1=0.9, beta2=0.99, weight_decay=0.0):
         g = gradient.astype(numpy.float64)
         w = w - rate * (numpy.sign(beta1 * m + (1.0 - beta1) * g) + weight_decay * w)
         m = beta2 * m + (1.0 - beta2) * g
+    return w.tolist()
+
+
+def by_lars(params, gradients, rates, momentum=0.9, coefficient=1e-3, weight_decay=0.0):
+    w, v = params.astype(numpy.float64), numpy.zeros(SIZE)
+    for gradient, rate in zip(gradients, rates):
+        g = gradient.astype(numpy.float64)
+        size = numpy.linalg.norm(w)
+        local = coefficient * size / (numpy.linalg.norm(g) + weight_decay * size)
+        v = momentum * v + rate * local * (g + weight_decay * w)
+        w = w - v
+    return w.tolist()
+
+
+def by_lamb(params, gradients, rates, **arguments):
+    jax.config.update("jax_enable_x64", True)
+    w = jax.numpy.asarray(params, dtype=numpy.float64)
+    state = optax.lamb(1.0, **arguments).init(w)
+    for gradient, rate in zip(gradients, rates):
+        # The state does not depend on the rate.
+        change, state = optax.lamb(rate, **arguments).update(gradient.astype(numpy.float64), state, w)
+        w = optax.apply_updates(w, change)
     return w.tolist()
 
 
@@ -153,6 +177,57 @@ def lion_cases():
     )
 
 
+def lamb_cases():
+    """Job-file keys, arguments of by_lamb."""
+    b1, b2, eps, wd = single(0.9), single(0.999), single(1e-6), single(0.05)
+    half, most = single(0.5), single(0.8)
+    yield dict(), dict(b1=b1, b2=b2, eps=eps)
+    yield (
+        dict(beta1=half, beta2=most, epsilon=single(0.01), weight_decay=wd),
+        dict(b1=half, b2=most, eps=single(0.01), weight_decay=wd),
+    )
+
+
+def lars_cases():
+    """Job-file keys, arguments of by_lars."""
+    m, half, wd = single(0.9), single(0.5), single(0.05)
+    yield dict(), dict(momentum=m, coefficient=single(1e-3))
+    yield (
+        dict(momentum=half, trust_coefficient=half, weight_decay=wd),
+        dict(momentum=half, coefficient=half, weight_decay=wd),
+    )
+
+
+def text_cases():
+    """Job-file keys of rules that are texts, PyTorch class and its arguments."""
+    optim, wd = torch.optim, single(0.05)
+    adam = """
+        m = b1*m + (1 - b1)*g
+        v = b2*v + (1 - b2)*g**2
+        p -= lr * (m/(1 - b1**t)) / (sqrt(v/(1 - b2**t)) + 1e-8)
+    """
+    keys = dict(rule=adam, states=["m", "v"], constants=dict(b1=0.9, b2=0.999))
+    yield keys, optim.Adam, dict()
+    yield dict(weight_decay=wd, **keys), optim.Adam, dict(weight_decay=wd)
+    yield dict(weight_decay=wd, decoupled=True, **keys), optim.AdamW, dict(weight_decay=wd)
+    adagrad = "n += g*g; p -= lr*g/(n**0.5 + 1e-10)"
+    start = dict(initial_accumulator=single(0.5))
+    yield (
+        dict(rule=adagrad, states=["n"], **start),
+        optim.Adagrad,
+        dict(initial_accumulator_value=single(0.5), eps=1e-10),
+    )
+    # The step of each value grows while its gradient keeps its sign.
+    rprop = """
+        same = where(t > 1, g*before, 0)
+        first = where(t > 1, step, lr)
+        step = clip(where(same > 0, 1.2*first, where(same < 0, 0.5*first, first)), 1e-6, 50)
+        before = where(same < 0, 0, g)
+        p -= sign(before)*step
+    """
+    yield dict(rule=rprop, states=["step", "before"]), optim.Rprop, dict()
+
+
 def ftrl_cases():
     """Job-file keys, arguments of by_ftrl."""
     l1, l2, wd = single(0.3), single(0.2), single(0.05)
@@ -181,8 +256,21 @@ def main():
     for keys, arguments in lion_cases():
         expected = by_lion(params, gradients, constant, **arguments)
         cases.append(dict(spec=dict(kind="lion", **keys), rates=constant, expected=expected))
+    for keys, arguments in lamb_cases():
+        for rates in constant, falling:
+            expected = by_lamb(params, gradients, rates, **arguments)
+            cases.append(dict(spec=dict(kind="lamb", **keys), rates=rates, expected=expected))
+    for keys, arguments in lars_cases():
+        for rates in constant, falling:
+            expected = by_lars(params, gradients, rates, **arguments)
+            cases.append(dict(spec=dict(kind="lars", **keys), rates=rates, expected=expected))
+    for keys, rule, arguments in text_cases():
+        make = functools.partial(rule, lr=constant[0], **arguments)
+        expected = by_torch(make, params, gradients, constant)
+        cases.append(dict(spec=dict(kind="rule", **keys), rates=constant, expected=expected))
+    packages = ", ".join(f"{it.__name__} {it.__version__}" for it in (torch, numpy, optax))
     document = dict(
-        made_by=f"make_reference.py with torch {torch.__version__}, numpy {numpy.__version__}",
+        made_by=f"make_reference.py with {packages}",
         params=params.tolist(),
         gradients=gradients.tolist(),
         cases=cases,
