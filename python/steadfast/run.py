@@ -280,6 +280,31 @@ class Run:
 
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
+    def export(
+        self,
+        to: Union[str, "os.PathLike[str]"],
+        *,
+        optimizer: Union[str, "os.PathLike[str]", None] = None,
+        checkpoint: Optional[str] = None,
+        force: bool = False,
+    ) -> str:
+        """Writes a checkpoint as a model file (safetensors); returns the SHA-256 of the parameters.
+
+        Args:
+            to: The file to write, a path or a URL.
+            optimizer: A file for the state of the optimizer at the same step.
+            checkpoint: The id of a checkpoint or ``"latest"``; by default the latest, or the best parameters of a job
+                that has ended and keeps them.
+            force: Whether to replace files that exist.
+
+        Raises:
+            SteadfastError: There is no such checkpoint, it cannot be read, or a file exists.
+        """
+        command = ["checkpoint", "export", *([checkpoint] if checkpoint else []), "--to", os.fspath(to)]
+        if optimizer is not None:
+            command += ["--optimizer", os.fspath(optimizer)]
+        return self._call(*command, *(["--force"] if force else [])).strip()
+
     def wait(self, timeout: Optional[float] = None) -> Dict[str, Any]:
         """Waits for the end of the job and returns its summary.
 

@@ -1,4 +1,4 @@
-//! `steadfast checkpoint export`: writes the parameters of a checkpoint as a model file.
+//! `steadfast checkpoint export`: writes the parameters of a checkpoint as a model file, and the optimizer's state.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -7,11 +7,12 @@ use bytes::Bytes;
 use clap::Args;
 use futures::future::join_all;
 use steadfast_checkpoint::{
-    CheckpointError, ModelFile, WriteTablesError, encode_model, parameters, table_file_name,
-    write_tables,
+    CheckpointError, Contents, ModelFile, OptimizerFile, Wanted, WriteTablesError, contents,
+    encode_model, encode_optimizer, table_file_name, write_tables,
 };
 use steadfast_common::error::ErrorKind;
 use steadfast_common::job::dataset::sha256;
+use steadfast_common::job::optimizer_errors::name_of;
 use steadfast_common::job::spec::Keep;
 use steadfast_common::records::{Best, EvaluationRecord, KeptModel, MODEL};
 use steadfast_process::{Failure, print_line};
@@ -33,7 +34,10 @@ pub struct ExportArgs {
     /// File to write: a path, or a URL of an object store.
     #[arg(long, value_name = "PATH_OR_URL")]
     to: String,
-    /// Overwrite an existing file.
+    /// Also write the state of the optimizer to this file.
+    #[arg(long, value_name = "PATH_OR_URL")]
+    optimizer: Option<String>,
+    /// Overwrite existing files.
     #[arg(long)]
     force: bool,
     #[command(flatten)]
@@ -54,8 +58,13 @@ pub async fn run(args: ExportArgs) -> Result<ExitCode, Failure> {
         true => IfThere::Replace,
         false => IfThere::Fail,
     };
-    if if_there == IfThere::Fail && target.size().await.map_err(store_failure)?.is_some() {
-        return Err(already_exists(&target));
+    check_free(&target, if_there).await?;
+    let of_optimizer = args.optimizer.as_deref().map(open_target).transpose()?;
+    if let Some(optimizer) = &of_optimizer {
+        if optimizer.url() == target.url() {
+            return Err(Failure::invalid("--to and --optimizer name one file; name another"));
+        }
+        check_free(optimizer, if_there).await?;
     }
     let job = args.job.find_with_checkpoints().await?;
     let record = manifests::record(&job).await?;
@@ -63,6 +72,12 @@ pub async fn run(args: ExportArgs) -> Result<ExitCode, Failure> {
         && record.spec.evaluation.keep == Keep::Best
         && let Some((best, kept)) = best_of_ended(&job).await?
     {
+        if of_optimizer.is_some() {
+            return Err(Failure::invalid(
+                "the best parameters are kept without the state of the optimizer; `latest` in place of an id exports \
+                 the last parameters with theirs",
+            ));
+        }
         return copy_best(&best, &kept, &manifests::open_store(&record).await?, &target, if_there)
             .await;
     }
@@ -81,20 +96,30 @@ pub async fn run(args: ExportArgs) -> Result<ExitCode, Failure> {
             Err(failure.context(format!("cannot export checkpoint {id}")))
         }
     };
-    let (layout, values, sha256) = match parameters(&store, checkpoint).await {
+    let wanted = match of_optimizer.is_some() {
+        true => Wanted::WithOptimizer,
+        false => Wanted::Parameters,
+    };
+    let found = match contents(&store, checkpoint, wanted).await {
         Ok(found) => found,
         Err(error) => return failed(error).await,
     };
+    let Contents { layout, values, parameters_sha256: sha256, optimizer } = found;
     let (name, model) = (&record.spec.name, &record.spec.model.kind);
     let about = ModelFile { job: name, model, parameters_sha256: &sha256 };
     let bytes = encode_model(&layout, &values, about)
         .map_err(|error| Failure::invalid(format!("checkpoint {id}: {error}")))?;
+    let state = optimizer.map(|state| {
+        let kind = name_of(record.spec.optimizer.kind);
+        let about = OptimizerFile { job: name, optimizer: &kind, parameters_sha256: &sha256 };
+        encode_optimizer(&layout, &state, about)
+    });
+    let state =
+        state.transpose().map_err(|error| Failure::invalid(format!("checkpoint {id}: {error}")))?;
     let mut writers = Vec::new();
     for table in layout.tables() {
         let target = open_target(&table_target(&args.to, &table.name))?;
-        if if_there == IfThere::Fail && target.size().await.map_err(store_failure)?.is_some() {
-            return Err(already_exists(&target));
-        }
+        check_free(&target, if_there).await?;
         writers.push(ObjectWriter::new(target));
     }
     let about = [("job", &name[..]), ("parameters_sha256", &sha256)];
@@ -118,6 +143,9 @@ pub async fn run(args: ExportArgs) -> Result<ExitCode, Failure> {
                 IfThere::Fail => writer.finish_new().await,
             },
         )?;
+    }
+    if let Some((place, state)) = of_optimizer.iter().zip(state).next() {
+        write(place, state, if_there).await?;
     }
     write(&target, bytes, if_there).await?;
     let step = checkpoint.position.version;
@@ -165,6 +193,15 @@ async fn copy_best(
     notice(format_args!("steadfast: wrote the best parameters (step {step}) to {target}"));
     print_line(&kept.parameters_sha256);
     Ok(ExitCode::SUCCESS)
+}
+
+/// Checks that a file does not exist, unless it may be replaced.
+async fn check_free(target: &Location, if_there: IfThere) -> Result<(), Failure> {
+    match if_there {
+        IfThere::Replace => Ok(()),
+        IfThere::Fail if target.size().await.map_err(store_failure)?.is_none() => Ok(()),
+        IfThere::Fail => Err(already_exists(target)),
+    }
 }
 
 async fn write(target: &Location, bytes: Bytes, if_there: IfThere) -> Result<(), Failure> {

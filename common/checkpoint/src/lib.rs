@@ -7,6 +7,7 @@ mod encode;
 mod error;
 mod model_file;
 mod names;
+mod optimizer_file;
 mod range_reader;
 mod reading;
 pub mod row_file;
@@ -23,6 +24,7 @@ pub use encode::EncodeError;
 pub use error::CheckpointError;
 pub use model_file::{ModelFile, encode_model};
 pub use names::{BlockNames, tensor_name};
+pub use optimizer_file::{OptimizerFile, OptimizerState, encode_optimizer};
 pub use parquet::errors::ParquetError as TableFileError;
 pub use reading::{Checkpoint, digest, is_in_place};
 pub use shard_file::{
@@ -30,4 +32,6 @@ pub use shard_file::{
 };
 pub use start_file::{StartError, describe_start, read_start, start_shapes};
 pub use table_file::{TableFile, table_file_name};
-pub use verify::{AppliedToBlocks, Verified, WriteTablesError, parameters, verify, write_tables};
+pub use verify::{
+    AppliedToBlocks, Contents, Verified, Wanted, WriteTablesError, contents, verify, write_tables,
+};

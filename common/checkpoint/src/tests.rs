@@ -8,7 +8,7 @@ use steadfast_common::ids::{Generation, Incarnation, Pass, Slot, Version};
 use steadfast_common::records::applied_records::AppliedRecords;
 use steadfast_common::records::position::Position;
 use steadfast_common::records::{CheckpointRecord, RowFilesRecord, ShardRecord};
-use steadfast_common::tensor::layout::{Layout, ParamSpec};
+use steadfast_common::tensor::layout::{Layout, ParamSpec, UpdateRule};
 use steadfast_common::tensor::placement::{Placement, PlacementRecord};
 use steadfast_common::tensor::table::{Initial, RANGES, Rows, range_of};
 use steadfast_store::{Location, StoreError};
@@ -365,11 +365,48 @@ fn a_valid_checkpoint_restores_the_parameters_bit_for_bit() {
     assert_eq!(verified.counted, [AppliedToBlocks { counted: counted(40), blocks: 3 }]);
 
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-    let read = runtime.block_on(parameters(&scene.store, &scene.record)).unwrap();
-    let (layout, found, sha256) = read;
-    assert_eq!(sha256, verified.parameters_sha256);
-    assert_eq!(*layout, *scene.layout);
-    assert_eq!(found, expected);
+    let read = |wanted| runtime.block_on(contents(&scene.store, &scene.record, wanted)).unwrap();
+    let found = read(Wanted::Parameters);
+    assert_eq!(found.parameters_sha256, verified.parameters_sha256);
+    assert_eq!(*found.layout, *scene.layout);
+    assert_eq!(found.values, expected);
+    assert_eq!(found.optimizer, None);
+
+    let found = read(Wanted::WithOptimizer);
+    let state = found.optimizer.unwrap();
+    assert!(state.states.keys().eq(&STATES), "{:?}", state.states.keys());
+    assert_eq!(state.updates, meta().updates);
+    let about = OptimizerFile { job: "digits", optimizer: "adam", parameters_sha256: "5a" };
+    let bytes = encode_optimizer(&found.layout, &state, about).unwrap();
+    let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
+    let metadata = header.metadata().clone().unwrap();
+    assert_eq!((&metadata["optimizer"][..], &metadata["job"][..]), ("adam", "digits"));
+    assert_eq!(metadata["updates"], meta().updates.to_string());
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    assert_eq!(file.len(), STATES.len() * scene.layout.params().len());
+    for (index, param) in scene.layout.params().iter().enumerate() {
+        for name in STATES {
+            let tensor = file.tensor(&format!("{name}/{}", param.name)).unwrap();
+            let values = &state.states[name][scene.layout.range_of(index)];
+            assert_eq!(tensor.shape(), param.shape);
+            assert_eq!(tensor.data(), bytemuck::cast_slice::<f32, u8>(values));
+        }
+    }
+}
+
+/// Parameters that no optimizer updates have no state that another program could use.
+#[test]
+fn the_state_of_frozen_and_averaged_parameters_is_not_exported() {
+    let frozen = ParamSpec { update: UpdateRule::Frozen, ..ParamSpec::new("frozen", &[1]) };
+    let params = vec![ParamSpec::averaged("mean", &[1]), ParamSpec::new("w", &[1]), frozen];
+    let layout = Layout::new(params);
+    let states = [("m".to_owned(), vec![1.0, 2.0, 3.0])].into();
+    let state = OptimizerState { updates: 7, states };
+    let about = OptimizerFile { job: "digits", optimizer: "lion", parameters_sha256: "5a" };
+    let bytes = encode_optimizer(&layout, &state, about).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    assert_eq!(file.names(), ["m/w"]);
+    assert_eq!(file.tensor("m/w").unwrap().data(), 2f32.to_le_bytes());
 }
 
 /// I10

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use parquet::errors::ParquetError;
 use steadfast_common::records::applied_records::AppliedRecords;
 use steadfast_common::records::{CheckpointRecord, ShardRecord};
-use steadfast_common::tensor::layout::Layout;
+use steadfast_common::tensor::layout::{Block, Layout};
 use steadfast_common::tensor::table::RangeDigest;
 use steadfast_host::task::in_place;
 use steadfast_store::{Location, ObjectWriter, StoreError};
 
 use crate::error::CheckpointError;
 use crate::names::BlockNames;
+use crate::optimizer_file::OptimizerState;
 use crate::range_reader::RangeReader;
 use crate::reading::Checkpoint;
 use crate::row_file::table_of;
@@ -54,7 +55,7 @@ pub async fn verify(
     store: &Location,
     record: &CheckpointRecord,
 ) -> Result<Verified, CheckpointError> {
-    let found = assemble(store, record).await?;
+    let found = assemble(store, record, Wanted::Parameters).await?;
     Ok(Verified {
         parameters_sha256: in_place(|| found.layout.digest(&found.values, &found.ranges)),
         values: found.values.len(),
@@ -64,20 +65,41 @@ pub async fn verify(
     })
 }
 
-/// Reads the parameters of a checkpoint and verifies it; returns them with the digest of the whole model.
+/// What of a checkpoint is exported.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Contents {
+    pub layout: Arc<Layout>,
+    /// The values of all parameters, flat.
+    pub values: Vec<f32>,
+    /// [`Layout::digest`] of the whole model.
+    pub parameters_sha256: String,
+    /// The state of the optimizer, if it was asked for.
+    pub optimizer: Option<OptimizerState>,
+}
+
+/// What is read of a checkpoint beside the parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    Parameters,
+    WithOptimizer,
+}
+
+/// Reads the parameters of a checkpoint, and what else is wanted, and verifies all of it.
 ///
 /// # Errors
 /// The first [`CheckpointError`].
 ///
 /// # Panics
 /// Outside of a multi-threaded runtime.
-pub async fn parameters(
+pub async fn contents(
     store: &Location,
     record: &CheckpointRecord,
-) -> Result<(Arc<Layout>, Vec<f32>, String), CheckpointError> {
-    let found = assemble(store, record).await?;
-    let sha256 = in_place(|| found.layout.digest(&found.values, &found.ranges));
-    Ok((found.layout, found.values, sha256))
+    wanted: Wanted,
+) -> Result<Contents, CheckpointError> {
+    let Assembly { layout, values, ranges, optimizer, .. } =
+        assemble(store, record, wanted).await?;
+    let parameters_sha256 = in_place(|| layout.digest(&values, &ranges));
+    Ok(Contents { layout, values, parameters_sha256, optimizer })
 }
 
 /// Why tables were not written.
@@ -142,9 +164,10 @@ pub async fn write_tables(
 async fn assemble(
     store: &Location,
     record: &CheckpointRecord,
+    wanted: Wanted,
 ) -> Result<Assembly, CheckpointError> {
     let checkpoint = Checkpoint::open(store, record).await?;
-    let mut assembly = Assembly::new(checkpoint.layout());
+    let mut assembly = Assembly::new(checkpoint.layout(), wanted);
     let mut reader = RangeReader::new(&checkpoint);
     for shard in &record.shards {
         let damaged = |reason| CheckpointError::Damaged { object: shard.object.clone(), reason };
@@ -181,11 +204,18 @@ struct Assembly {
     /// Names of the first block's optimizer states.
     states: Option<Vec<String>>,
     counted: Vec<AppliedToBlocks>,
+    /// The state of the optimizer, if it is wanted.
+    optimizer: Option<OptimizerState>,
 }
 
 impl Assembly {
-    fn new(layout: &Arc<Layout>) -> Self {
+    fn new(layout: &Arc<Layout>, wanted: Wanted) -> Self {
+        let optimizer = match wanted {
+            Wanted::Parameters => None,
+            Wanted::WithOptimizer => Some(OptimizerState::default()),
+        };
         Self {
+            optimizer,
             values: vec![0.0; layout.len()],
             ranges: vec![RangeDigest::default(); layout.ranges()],
             rows: vec![0; layout.tables().len()],
@@ -197,12 +227,15 @@ impl Assembly {
     }
 
     fn add(&mut self, names: &BlockNames, object: &str, file: &ShardFile) -> Result<(), String> {
+        if let Some(optimizer) = &mut self.optimizer {
+            optimizer.updates = optimizer.updates.max(file.meta().updates);
+        }
         for (number, read) in file.blocks() {
             let (block, name) = names.block(*number);
             self.hold(names, object, *number)?;
             check_finite(&name, &read.values)?;
             self.values[block.range()].copy_from_slice(&read.values);
-            self.add_states(read, &name)?;
+            self.add_states(read, &block, &name)?;
             self.count(file, *number);
         }
         Ok(())
@@ -219,9 +252,13 @@ impl Assembly {
         }
     }
 
-    fn add_states(&mut self, read: &ReadBlock, name: &str) -> Result<(), String> {
+    fn add_states(&mut self, read: &ReadBlock, block: &Block, name: &str) -> Result<(), String> {
         for (state, values) in &read.states {
             check_finite(&format!("{state}/{name}"), values)?;
+            let Some(optimizer) = &mut self.optimizer else { continue };
+            let whole = optimizer.states.entry(state.clone());
+            let whole = whole.or_insert_with(|| vec![0.0; self.layout.len()]);
+            whole[block.range()].copy_from_slice(values);
         }
         let states: Vec<String> = read.states.keys().cloned().collect();
         let known = self.states.get_or_insert_with(|| states.clone());

@@ -269,7 +269,7 @@ impl Section {
 }
 
 /// Returns the name of a choice in a job file.
-fn name_of(choice: impl Serialize) -> String {
+pub fn name_of(choice: impl Serialize) -> String {
     let name = serde_json::to_value(choice).ok();
     name.and_then(|name| name.as_str().map(str::to_owned)).expect("a choice is a name")
 }
