@@ -10,9 +10,7 @@ use bytes::Bytes;
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
 use steadfast_common::ids::{Lane, Pass, Slot, TaskId, Version};
-use steadfast_common::job::spec::{
-    LearningRateSpec, Mode, OptimizerKind, OptimizerSpec, TableSpec,
-};
+use steadfast_common::job::spec::{Mode, OptimizerKind, OptimizerSpec, TableSpec};
 use steadfast_common::records::applied_records::RecordRange;
 use steadfast_common::records::contribution::{LaneEnd, LaneShare};
 use steadfast_common::tensor::compression::Codec;
@@ -26,7 +24,6 @@ use steadfast_pserver_core::rules::Rules;
 use steadfast_pserver_core::shard::Shard;
 use steadfast_pserver_core::sync_shard::SyncShard;
 use steadfast_pserver_core::tables::RowKind;
-use steadfast_pserver_storage::MemoryStores;
 
 const LANES: u32 = 5;
 /// Two pushes of all lanes, and the state beside them.
@@ -69,12 +66,9 @@ fn play(input: &mut Unstructured<'_>) -> Result<()> {
 fn begin(mode: Mode, codec: Codec) -> Shard {
     let kind = OptimizerKind::Adam;
     let optimizer = OptimizerSpec { kind, clip_norm: Some(1.0), ..OptimizerSpec::default() };
-    let learning_rate = LearningRateSpec::default();
     let table = TableSpec { admit_after: 2, expire_after: Some(1), ..TableSpec::default() };
     let (seed, tables) = (7, BTreeMap::from([("rows".to_owned(), table)]));
-    let stores = Arc::new(MemoryStores);
-    let lanes = LANES;
-    let rules = Rules { mode, lanes, optimizer, learning_rate, codec, seed, tables, stores };
+    let rules = Rules { mode, lanes: LANES, optimizer, codec, seed, tables, ..Rules::default() };
     let params = vec![
         ParamSpec::new("w", &[2, 2]),
         ParamSpec::new("b", &[3]),

@@ -70,7 +70,7 @@ const CHECKS: &[(&str, Check)] = checks! {
 
 fn well_formed() -> Vec<Vec<u8>> {
     let target = Some(v1::Target { generation: 1, slot: 2, incarnation: 3 });
-    let pull = v1::PullRequest { target, version: 9, wait_ms: 1000, exact: true };
+    let pull = v1::PullRequest { target, version: 9, wait_ms: 1000, exact: true, averages: true };
     let norms = v1::NormsReply { ready: true, blocks: vec![1, 2, 300], squares: vec![0.5, 1.0] };
     let params =
         vec![v1::Param { name: "w".to_owned(), shape: vec![3, 4], ..v1::Param::default() }];

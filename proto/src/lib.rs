@@ -16,7 +16,7 @@ pub use access::access;
 pub use calls::{answer, answer_as_it_comes, call, next, read_one};
 pub use decoder::Decoder;
 pub use framing::{encode, encode_chunks, framed};
-pub use pull::{PullAnswer, VersionMatch};
+pub use pull::{PullAnswer, PullValues, VersionMatch};
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Pass, Version};
 use steadfast_common::records::position::Position;

@@ -23,6 +23,14 @@ impl VersionMatch {
     }
 }
 
+/// Says which values of the blocks are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PullValues {
+    Parameters,
+    /// Their moving averages.
+    Averages,
+}
+
 /// Answers a pull. `T` is what the slot has at the version: a position on the wire, and its values as well in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PullAnswer<T> {
@@ -45,7 +53,19 @@ impl PullRequest {
             version: versions.version().0,
             wait_ms: wait.as_millis() as u64,
             exact: matches!(versions, VersionMatch::Exactly(_)),
+            averages: false,
         }
+    }
+
+    /// Returns the request for other values.
+    #[must_use]
+    pub fn of(self, values: PullValues) -> Self {
+        Self { averages: values == PullValues::Averages, ..self }
+    }
+
+    /// Returns which values are requested.
+    pub fn values(&self) -> PullValues {
+        if self.averages { PullValues::Averages } else { PullValues::Parameters }
     }
 
     /// Returns the versions that satisfy the request.

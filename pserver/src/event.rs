@@ -10,7 +10,7 @@ use steadfast_common::records::position::Position;
 use steadfast_common::tensor::layout::Layout;
 use steadfast_common::tensor::row_ids::RowIds;
 use steadfast_common::tensor::table::Rows;
-use steadfast_proto::{PullAnswer, VersionMatch};
+use steadfast_proto::{PullAnswer, PullValues, VersionMatch};
 use steadfast_pserver_core::block_store::{Parameters, ShardSnapshot};
 use steadfast_pserver_core::contribution::{Contributed, Contribution, Refusal, ValidatedBlock};
 use steadfast_pserver_core::sync_shard::EarlyBlock;
@@ -48,6 +48,7 @@ pub enum Event {
     Pull {
         generation: Generation,
         versions: VersionMatch,
+        values: PullValues,
         wait_mode: WaitMode,
         /// Receives blocks that reach exactly that version before the other blocks. They are valid only if
         /// the reply confirms that version.

@@ -221,10 +221,10 @@ impl EventLoop {
                 answer(reply, self.push(generation, &name, contribution))?;
             }
             Event::Norm { generation, version, norm } => self.norm(generation, version, norm)?,
-            Event::Pull { generation, versions, wait_mode, early, reply } => {
+            Event::Pull { generation, versions, values, wait_mode, early, reply } => {
                 match self.check(generation) {
                     Ok(()) => {
-                        let pull = WaitingPull { versions, early, reply };
+                        let pull = WaitingPull { versions, values, early, reply };
                         self.pulls.add(self.stage.shard(), pull, wait_mode);
                     }
                     Err(error) => drop(reply.send(Err(error))),

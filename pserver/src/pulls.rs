@@ -3,7 +3,7 @@
 use steadfast_common::ids::Version;
 use steadfast_common::records::position::Position;
 use steadfast_common::tensor::row_ids::RowIds;
-use steadfast_proto::{PullAnswer, VersionMatch};
+use steadfast_proto::{PullAnswer, PullValues, VersionMatch};
 use steadfast_pserver_core::block_store::Parameters;
 use steadfast_pserver_core::contribution::Refusal;
 use steadfast_pserver_core::shard::Shard;
@@ -15,6 +15,7 @@ use crate::event::{EventError, PositionedRows, Reply, WaitMode};
 /// A pull whose version is not reached yet.
 pub(crate) struct WaitingPull {
     pub versions: VersionMatch,
+    pub values: PullValues,
     /// Receives blocks that reach the version before the other blocks.
     pub early: mpsc::UnboundedSender<EarlyBlock>,
     pub reply: Reply<PullAnswer<Parameters>>,
@@ -27,9 +28,13 @@ impl WaitingPull {
         if present < self.versions.version() {
             return None;
         }
-        let found = match self.versions {
-            VersionMatch::Exactly(version) => shard.parameters_at(version),
-            VersionMatch::AtLeast(_) => Some(shard.parameters()),
+        let found = match (self.values, self.versions) {
+            (PullValues::Parameters, VersionMatch::Exactly(version)) => {
+                shard.parameters_at(version)
+            }
+            (PullValues::Parameters, VersionMatch::AtLeast(_)) => Some(shard.parameters()),
+            (PullValues::Averages, VersionMatch::Exactly(version)) => shard.averages_at(version),
+            (PullValues::Averages, VersionMatch::AtLeast(_)) => shard.averages_at(present),
         };
         Some(found.map_or(PullAnswer::Past { present }, PullAnswer::Ready))
     }
@@ -37,7 +42,7 @@ impl WaitingPull {
     /// Sends blocks that are one version ahead of the shard, if the pull waits for them.
     fn send_early(&self, shard: &SyncShard, blocks: &[EarlyBlock]) {
         let next = Version(shard.blocks().position().version.0 + 1);
-        if self.versions == VersionMatch::Exactly(next) {
+        if self.values == PullValues::Parameters && self.versions == VersionMatch::Exactly(next) {
             // The receiver may have stopped waiting.
             blocks.iter().for_each(|block| drop(self.early.send(block.clone())));
         }

@@ -17,7 +17,6 @@ use steadfast_common::tensor::placement::{Placement, PlacementRecord};
 use steadfast_host::random;
 use steadfast_host::task::in_place;
 use steadfast_pserver_core::block_store::{ShardSnapshot, SnapshotBlock};
-use steadfast_pserver_core::optimizer::Optimizer;
 use steadfast_pserver_core::rules::Rules;
 use steadfast_pserver_core::tables::{HeldRange, Obsolete, TableRows, TablesSnapshot};
 use steadfast_pserver_storage::StorageError;
@@ -90,7 +89,7 @@ pub struct LoadedShard {
 impl ShardStore {
     /// Creates the store for the shards of `job` below `store`.
     pub fn new(store: Location, job: JobRecord, rules: Rules) -> Self {
-        let states = Optimizer::new(&job.spec.optimizer).state_names().into();
+        let states = rules.state_names().into();
         Self { store, job: Arc::new(job), states, rules, row_file_bytes: ROW_FILE_BYTES }
     }
 

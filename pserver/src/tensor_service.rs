@@ -221,13 +221,20 @@ async fn pull(
     let request: PullRequest = read_one(&mut body).await?;
     let generation = service.check(request.target.as_ref())?;
     let wait = Duration::from_millis(request.wait_ms).min(WAIT_MAX);
-    let versions = request.versions();
+    let (versions, values) = (request.versions(), request.values());
     let (early, early_blocks) = mpsc::unbounded_channel();
     let call = |wait_mode| {
         let (event_loop, early) = (service.event_loop.clone(), early.clone());
         async move {
             event_loop
-                .call(move |reply| Event::Pull { generation, versions, wait_mode, early, reply })
+                .call(move |reply| Event::Pull {
+                    generation,
+                    versions,
+                    values,
+                    wait_mode,
+                    early,
+                    reply,
+                })
                 .await
         }
         .boxed()

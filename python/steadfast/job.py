@@ -75,6 +75,7 @@ class Job:
         start: A safetensors file that the parameters start from: its path or URL, or the section with ``file``,
             ``names`` and ``new``.
         optimizer: The section, or a :class:`Rule`.
+        average: A moving average of the parameters: ``decay``, ``start_step``, ``every_steps``.
         tables: Settings of embedding tables, by the name of the table.
 
     Raises:
@@ -94,6 +95,7 @@ class Job:
         start: Union[str, "os.PathLike[str]", Section, None] = None,
         optimizer: Optional[Section] = None,
         learning_rate: Optional[Section] = None,
+        average: Optional[Section] = None,
         sync: Optional[Section] = None,
         async_: Optional[Section] = None,
         gradients: Optional[Section] = None,
@@ -113,6 +115,7 @@ class Job:
             "start": _start(start),
             "optimizer": optimizer,
             "learning_rate": learning_rate,
+            "average": average,
             "sync": sync,
             "async": async_,
             "gradients": gradients,

@@ -255,7 +255,7 @@ class Run:
         checkpoints = json.loads(self._call("checkpoint", "list", "--output", "json"))
         return max((it.get("pass", 0) for it in checkpoints if it["latest"]), default=0)
 
-    def model(self, framework: Optional[str] = None) -> Dict[str, Any]:
+    def model(self, framework: Optional[str] = None, *, average: bool = False) -> Dict[str, Any]:
         """Returns the parameters of the latest checkpoint, or of the finished job, by name.
 
         :func:`steadfast.torch.load` copies them into a module of PyTorch.
@@ -263,16 +263,17 @@ class Run:
         Args:
             framework: ``"numpy"`` or ``"torch"``; by default PyTorch's tensors if the program has imported
                 PyTorch, else arrays.
+            average: Whether to return the averages of the parameters, which a job with ``average`` has.
 
         Raises:
-            SteadfastError: There is no checkpoint, or it cannot be read.
+            SteadfastError: There is no checkpoint, or it cannot be read; or the job has no averages.
         """
         framework = framework or ("torch" if "torch" in sys.modules else "numpy")
         if framework not in ("numpy", "torch"):
             raise InvalidError(f'`framework` is "{framework}"; use "numpy" or "torch"')
         with tempfile.TemporaryDirectory() as directory:
             file = os.path.join(directory, "model.safetensors")
-            self._call("checkpoint", "export", "--to", file)
+            self._call("checkpoint", "export", "--to", file, *(["--average"] if average else []))
             arrays: Dict[str, Any] = _native.read_tensors(file)
         if framework == "numpy":
             return arrays

@@ -243,6 +243,31 @@ def test_a_finished_job_is_extended_and_goes_on_with_the_same_call(tmp_path):
     assert (extended["passes"], extended["parameters_sha256"]) == (7, whole["parameters_sha256"])
 
 
+def test_a_rule_of_ones_own_trains_and_its_average_is_returned(tmp_path):
+    """S004-48: a rule that is written as text has the results of the built-in one; the average is of many steps."""
+    text = "velocity = 0.9*velocity + g; p -= lr*velocity"
+    rule = steadfast.Rule(text, states=["velocity"], weight_decay=0.01)
+    average = dict(decay=0.9)
+    found = {}
+    for name, optimizer in (("own", rule), ("built-in", dict(kind="momentum", weight_decay=0.01))):
+        job = softmax(name, passes=3, optimizer=optimizer, average=average)
+        with steadfast.local(job, data_dir=tmp_path / name, progress=False) as run:
+            run.wait(timeout=60)
+            found[name] = (run.model("numpy"), run.model("numpy", average=True))
+    for own, built_in in zip(*found.values()):
+        for key, values in own.items():
+            assert np.allclose(values, built_in[key], rtol=1e-5, atol=1e-6), key
+    model, averages = found["own"]
+    assert model.keys() == averages.keys()
+    assert any(not np.array_equal(values, averages[key]) for key, values in model.items())
+    with pytest.raises(steadfast.BadJobFile, match="the name `rate` is unknown; known are"):
+        softmax("wrong", optimizer=steadfast.Rule("p -= rate*g"))
+    with steadfast.local(softmax("plain", passes=1), data_dir=tmp_path / "plain", progress=False) as run:
+        run.wait(timeout=60)
+        with pytest.raises(steadfast.InvalidError, match="the job has no averages"):
+            run.model(average=True)
+
+
 def test_ctrl_c_stops_the_job_as_in_a_shell(tmp_path):
     job = softmax("interrupted", passes=100_000)
     run = steadfast.local(job, data_dir=tmp_path, progress=False)

@@ -12,9 +12,9 @@ use steadfast_checkpoint::{
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Lane, Pass, TaskId, Version};
 use steadfast_common::job::dataset::{self, Records};
-use steadfast_common::job::spec::{JobSpec, Keep};
+use steadfast_common::job::spec::{JobSpec, Keep, Mode};
 use steadfast_common::records::position::Position;
-use steadfast_common::records::{Best, EvaluationRecord, KeptModel, MODEL};
+use steadfast_common::records::{AVERAGE_MODEL, Best, EvaluationRecord, KeptModel, MODEL};
 use steadfast_common::status::TimeBreakdown;
 use steadfast_common::tensor::finite::are_finite;
 use steadfast_common::tensor::layout::Layout;
@@ -264,6 +264,26 @@ impl Context {
         Ok(parameters.clone().with_tables(own.collect()))
     }
 
+    /// Returns the parameters that are evaluated: in a job with `average` the averages of those at `version`, or in
+    /// asynchronous mode the current averages. Returns `None` if the pservers have gone on from the version.
+    ///
+    /// # Errors
+    /// A rejection, another generation, or the end of the job.
+    pub async fn averaged(
+        &self,
+        parameters: &Parameters,
+        version: Version,
+        generation: &GenerationClient,
+    ) -> Result<Option<Parameters>, TrainError> {
+        if self.spec().average.is_none() {
+            return Ok(Some(parameters.clone()));
+        }
+        let version = (self.spec().mode == Mode::Sync).then_some(version);
+        let mut values = vec![0.0; self.layout().len()];
+        let is_pulled = generation.pservers().pull_averages(version, &mut values).await?;
+        Ok(is_pulled.then(|| Parameters::new(self.layout().clone(), values)))
+    }
+
     /// Sums loss and metric over all held-out records, in order, except for tasks that are given up. Reports
     /// read errors to the master.
     ///
@@ -367,7 +387,12 @@ impl Context {
             return Ok(());
         }
         self.leave_out_given_up().await?;
-        let Evaluated { sums, failed } = self.evaluate(parameters, generation).await?;
+        let Some(parameters) = self.averaged(parameters, position.version, generation).await?
+        else {
+            // Another trainer was first, and training goes on.
+            return Ok(());
+        };
+        let Evaluated { sums, failed } = self.evaluate(&parameters, generation).await?;
         if let Some(error) = failed {
             warn!(%error, "evaluation failed; retrying");
             return Ok(());
@@ -383,7 +408,7 @@ impl Context {
         let is_best = best.is_some_and(|best| best.version == position.version);
         if rules.keep == Keep::Best && is_best {
             let name = format!("{}{:012}.safetensors", self.kept_prefix(), position.version.0);
-            record.model = match self.write_model(parameters, &[], &name).await {
+            record.model = match self.write_model(&parameters, &[], &name).await {
                 Ok(kept) => Some(kept),
                 Err(TrainError::Store(error)) => {
                     return self.cannot_keep(&error, generation).await;
@@ -565,10 +590,13 @@ impl Context {
         let position = &trained.position;
         let known = self.evaluations.latest().filter(|it| it.version == position.version);
         let best = self.kept_best().filter(|(best, _)| best.version != position.version);
+        let averaged = self.averaged(&trained.parameters, position.version, generation).await?;
+        // The last version stays on the pservers of the generation.
+        let averaged = averaged.ok_or(ClientError::NewGeneration)?;
         let evaluation = match known {
             Some(known) => Some(known),
             None if best.is_some() => None,
-            None => self.evaluate_last(trained, generation).await?,
+            None => self.evaluate_last(&averaged, position, generation).await?,
         };
         if !election.may_write().await? {
             return Ok(());
@@ -578,7 +606,15 @@ impl Context {
             Some((best, kept)) => self.write_best(best, &kept).await?,
             None => {
                 let ranges = self.save_tables(generation).await?;
-                let written = self.write_model(&trained.parameters, &ranges, MODEL).await?;
+                if self.spec().average.is_some() {
+                    self.write_model(&averaged, &[], AVERAGE_MODEL).await?;
+                }
+                let kept = match self.spec().evaluation.keep {
+                    // The best parameters are those that were evaluated.
+                    Keep::Best => &averaged,
+                    Keep::Last => &trained.parameters,
+                };
+                let written = self.write_model(kept, &ranges, MODEL).await?;
                 let KeptModel { url, parameters_sha256, .. } = written;
                 SavedModel { url, parameters_sha256, evaluation }
             }
@@ -593,15 +629,16 @@ impl Context {
     /// Evaluates the parameters after the last step; `None` without held-out records.
     async fn evaluate_last(
         &self,
-        trained: &TrainedModel,
+        parameters: &Parameters,
+        position: &Position,
         generation: &GenerationClient,
     ) -> Result<Option<EvaluationRecord>, TrainError> {
         self.activity.note(|activity| activity.description = "evaluating");
-        let Evaluated { sums, failed } = self.evaluate(&trained.parameters, generation).await?;
+        let Evaluated { sums, failed } = self.evaluate(parameters, generation).await?;
         if let Some(error) = failed {
             return Err(TrainError::HeldOut(error));
         }
-        Ok((0 < sums.records).then(|| self.evaluation_record(&sums, &trained.position)))
+        Ok((0 < sums.records).then(|| self.evaluation_record(&sums, position)))
     }
 
     /// Writes the tables; returns the digests of all their ranges.

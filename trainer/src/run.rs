@@ -337,6 +337,10 @@ fn check_tables(spec: &JobSpec, parameters: &[ParamSpec]) -> Result<(), Failure>
         let text = "`evaluation.keep` = \"best\" does not apply to a model with embedding tables; remove it";
         return Err(Failure::invalid(text));
     }
+    if spec.average.is_some() && 0 < tables.clone().count() {
+        let text = "`average` does not apply to a model with embedding tables, whose rows have no average; remove it";
+        return Err(Failure::invalid(text));
+    }
     let known: Vec<&str> = tables.map(|param| &param.name[..]).collect();
     let Some(unknown) = spec.tables.keys().find(|name| !known.contains(&&name[..])) else {
         return Ok(());

@@ -90,7 +90,7 @@ pub async fn train(
             Entered::End => break,
             Entered::Idle => continue,
         }
-        worker.evaluate_in_background(&position)?;
+        worker.evaluate_in_background(&position).await?;
         let (version, pass) = (position.version.0, position.pass.0);
         let span = info_span!(target: TRACE, parent: None, "step", version, pass);
         position = worker.step(position).instrument(span).await?;
@@ -640,7 +640,7 @@ impl Worker<'_> {
     /// Starts to evaluate the result of the previous pass at the beginning of a pass, if this trainer has the first
     /// lane. Returns the error of an earlier evaluation if it is one of the model's code, which every evaluation would
     /// have.
-    fn evaluate_in_background(&mut self, position: &Position) -> Result<(), TrainError> {
+    async fn evaluate_in_background(&mut self, position: &Position) -> Result<(), TrainError> {
         let begins = position.version == position.pass_start && 0 < position.pass.0;
         let is_ours = self.assignment.borrow().lanes.first() == Some(&Lane(0));
         while let Some(evaluated) = self.evaluation.try_join_next() {
@@ -651,8 +651,12 @@ impl Worker<'_> {
         if !is_due || !self.evaluation.is_empty() {
             return Ok(());
         }
-        let (context, parameters) = (self.context.clone(), self.parameters.clone());
-        let (generation, position) = (self.generation.clone(), *position);
+        let (context, generation, position) =
+            (self.context.clone(), self.generation.clone(), *position);
+        // The step needs the first lane, so the slots still have the averages, unless the lane has gone to another
+        // trainer.
+        let averaged = context.averaged(&self.parameters, position.version, &generation).await?;
+        let Some(parameters) = averaged else { return Ok(()) };
         self.evaluation.spawn(async move {
             match context.evaluate(&parameters, &generation).await {
                 // The mean over a part of the records could not be compared with those before.

@@ -11,6 +11,7 @@ use steadfast_checkpoint::{
     encode_model, encode_optimizer, table_file_name, write_tables,
 };
 use steadfast_common::error::ErrorKind;
+use steadfast_common::job::average::AVERAGE;
 use steadfast_common::job::dataset::sha256;
 use steadfast_common::job::optimizer_errors::name_of;
 use steadfast_common::job::spec::Keep;
@@ -37,6 +38,9 @@ pub struct ExportArgs {
     /// Also write the state of the optimizer to this file.
     #[arg(long, value_name = "PATH_OR_URL")]
     optimizer: Option<String>,
+    /// Write the averages of the parameters, which a job with `[average]` has, in place of the parameters.
+    #[arg(long)]
+    average: bool,
     /// Overwrite existing files.
     #[arg(long)]
     force: bool,
@@ -68,6 +72,11 @@ pub async fn run(args: ExportArgs) -> Result<ExitCode, Failure> {
     }
     let job = args.job.find_with_checkpoints().await?;
     let record = manifests::record(&job).await?;
+    if args.average && record.spec.average.is_none() {
+        return Err(Failure::invalid(
+            "--average: the job has no averages of its parameters, which `[average]` in the job file would keep",
+        ));
+    }
     if args.id.is_empty()
         && record.spec.evaluation.keep == Keep::Best
         && let Some((best, kept)) = best_of_ended(&job).await?
@@ -96,7 +105,7 @@ pub async fn run(args: ExportArgs) -> Result<ExitCode, Failure> {
             Err(failure.context(format!("cannot export checkpoint {id}")))
         }
     };
-    let wanted = match of_optimizer.is_some() {
+    let wanted = match of_optimizer.is_some() || args.average {
         true => Wanted::WithOptimizer,
         false => Wanted::Parameters,
     };
@@ -104,12 +113,19 @@ pub async fn run(args: ExportArgs) -> Result<ExitCode, Failure> {
         Ok(found) => found,
         Err(error) => return failed(error).await,
     };
-    let Contents { layout, values, parameters_sha256: sha256, optimizer } = found;
+    let Contents { layout, mut values, parameters_sha256: mut sha256, mut optimizer } = found;
+    if args.average {
+        let states = optimizer.as_mut().map(|state| &mut state.states);
+        values = states.and_then(|it| it.remove(AVERAGE)).ok_or_else(|| {
+            Failure::invalid(format!("checkpoint {id} has no averages of the parameters"))
+        })?;
+        sha256 = layout.digest(&values, &[]);
+    }
     let (name, model) = (&record.spec.name, &record.spec.model.kind);
     let about = ModelFile { job: name, model, parameters_sha256: &sha256 };
     let bytes = encode_model(&layout, &values, about)
         .map_err(|error| Failure::invalid(format!("checkpoint {id}: {error}")))?;
-    let state = optimizer.map(|state| {
+    let state = optimizer.filter(|_| of_optimizer.is_some()).map(|state| {
         let kind = name_of(record.spec.optimizer.kind);
         let about = OptimizerFile { job: name, optimizer: &kind, parameters_sha256: &sha256 };
         encode_optimizer(&layout, &state, about)

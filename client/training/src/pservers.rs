@@ -28,7 +28,9 @@ use steadfast_proto::v1::push_header::Name;
 use steadfast_proto::v1::{
     BlockData, InitHeader, InitRequest, Param, PushHeader, PushReply, Target,
 };
-use steadfast_proto::{TensorMethod, VersionMatch, call, encode, encode_chunks, read_one};
+use steadfast_proto::{
+    PullValues, TensorMethod, VersionMatch, call, encode, encode_chunks, read_one,
+};
 use tonic::Status;
 use tracing::debug;
 
@@ -251,7 +253,9 @@ impl Pservers {
     /// # Errors
     /// A rejection, another generation, or the end of the job; some blocks may have been written then.
     pub async fn pull(&self, values: &mut [f32]) -> Result<Pulled, ClientError> {
-        let answers = self.pull_all(VersionMatch::AtLeast(Version(0)), values).await?;
+        let answers = self
+            .pull_all(VersionMatch::AtLeast(Version(0)), PullValues::Parameters, values)
+            .await?;
         Ok(oldest_position(&answers))
     }
 
@@ -268,7 +272,8 @@ impl Pservers {
     ) -> Result<Pulled, ClientError> {
         let mut next = version;
         loop {
-            let answers = self.pull_all(VersionMatch::Exactly(next), values).await?;
+            let answers =
+                self.pull_all(VersionMatch::Exactly(next), PullValues::Parameters, values).await?;
             let past = answers.iter().filter_map(|it| it.position.err());
             let past: Vec<u64> = past.map(|version| version.0).collect();
             let Some(common) = common_version(next.0, &past, answers.len()) else {
@@ -278,16 +283,32 @@ impl Pservers {
         }
     }
 
+    /// Writes the averages of the parameters at `version` into `values`, or in asynchronous mode the current ones; they
+    /// are as long as the layout. Returns whether all slots had them: a slot has none of an earlier version.
+    ///
+    /// # Errors
+    /// A rejection, another generation, or the end of the job; some blocks may have been written then.
+    pub async fn pull_averages(
+        &self,
+        version: Option<Version>,
+        values: &mut [f32],
+    ) -> Result<bool, ClientError> {
+        let versions = version.map_or(VersionMatch::AtLeast(Version(0)), VersionMatch::Exactly);
+        let answers = self.pull_all(versions, PullValues::Averages, values).await?;
+        Ok(answers.iter().all(|answer| answer.position.is_ok()))
+    }
+
     async fn pull_all(
         &self,
         versions: VersionMatch,
+        wanted: PullValues,
         values: &mut [f32],
     ) -> Result<Vec<PulledShard>, ClientError> {
         let buffers = self.block_buffers(values)?;
         let pulls = self.slots.iter().zip(buffers).map(|(slot, mut buffers)| async move {
             let mut retries = self.retries();
             loop {
-                let pull = pull_one(slot, versions, &mut buffers);
+                let pull = pull_one(slot, versions, wanted, &mut buffers);
                 if let Some(answer) = retries.attempt(pull).await? {
                     return Ok(answer);
                 }

@@ -7,7 +7,9 @@ use steadfast_common::ids::Version;
 use steadfast_common::records::position::Position;
 use steadfast_host::time::Instant;
 use steadfast_proto::v1::{PullHeader, PullRequest};
-use steadfast_proto::{Decoder, PullAnswer, TensorMethod, VersionMatch, call, framed, next};
+use steadfast_proto::{
+    Decoder, PullAnswer, PullValues, TensorMethod, VersionMatch, call, framed, next,
+};
 use tonic::Status;
 
 use crate::pservers::{Pulled, SlotClient, with_timeout};
@@ -33,10 +35,11 @@ pub(crate) struct PulledShard {
 pub(crate) async fn pull_one(
     slot: &SlotClient,
     versions: VersionMatch,
+    values: PullValues,
     buffers: &mut BlockBuffers<'_>,
 ) -> Result<PulledShard, Status> {
     loop {
-        let request = PullRequest::new(slot.target, versions, PULL_WAIT);
+        let request = PullRequest::new(slot.target, versions, PULL_WAIT).of(values);
         let mut channel = slot.channel.clone();
         let mut body =
             with_timeout(call(&mut channel, TensorMethod::Pull, vec![framed(&request)])).await?;

@@ -1,5 +1,6 @@
 //! The job file as types: how it is parsed and checked, and what follows from it alone.
 
+pub mod average;
 pub mod categories;
 pub mod columns;
 pub mod dataset;

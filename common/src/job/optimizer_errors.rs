@@ -3,6 +3,7 @@
 
 use serde::Serialize;
 
+use crate::job::average::AverageSpec;
 use crate::job::spec::{GroupSpec, LearningRateSpec, OptimizerKind, OptimizerSpec, Schedule};
 use crate::job::spec_errors::SpecError;
 
@@ -48,6 +49,17 @@ pub fn optimizer(spec: &OptimizerSpec) -> Vec<SpecError> {
     for group in &spec.groups {
         section.group(group);
     }
+    section.errors
+}
+
+/// Returns the errors of the settings of the average of the parameters.
+pub fn average(spec: &AverageSpec) -> Vec<SpecError> {
+    let mut section = Section::new("average", "decay", String::new());
+    if let Some(decay) = spec.decay.filter(|it| !(0.0 < *it && *it < 1.0)) {
+        let text = format!("`average.decay` is {decay}; it must lie in 0 < … < 1");
+        section.error(&["decay"], text);
+    }
+    section.range_of_count("every_steps", spec.every_steps);
     section.errors
 }
 
@@ -189,7 +201,13 @@ impl Section {
     /// Checks that a count applies, and is not 0.
     fn count(&mut self, key: &str, value: Option<u64>, users: &[&str]) {
         self.only(key, value.is_some(), users);
-        if value == Some(0) && self.is_one_of(users) {
+        if self.is_one_of(users) {
+            self.range_of_count(key, value.unwrap_or(1));
+        }
+    }
+
+    fn range_of_count(&mut self, key: &str, value: u64) {
+        if value == 0 {
             let text = format!("`{}.{key}` must be at least 1", self.name);
             self.error(&[key], text);
         }
@@ -296,6 +314,22 @@ mod tests {
             assert!(optimizer_errors(&format!("kind = \"{kind}\"")).is_empty());
         }
         assert!(rate_errors("").is_empty());
+    }
+
+    #[test]
+    fn an_average_has_a_decay_below_one_and_an_interval() {
+        let errors = |text: &str| -> Vec<String> {
+            average(&toml::from_str(text).unwrap()).into_iter().map(|error| error.text).collect()
+        };
+        assert_eq!(errors(""), [""; 0]);
+        assert_eq!(errors("decay = 0.999\nstart_step = 10\nevery_steps = 5"), [""; 0]);
+        assert_eq!(
+            errors("decay = 1.0\nevery_steps = 0"),
+            [
+                "`average.decay` is 1; it must lie in 0 < … < 1",
+                "`average.every_steps` must be at least 1"
+            ]
+        );
     }
 
     #[test]

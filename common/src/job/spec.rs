@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::job::average::AverageSpec;
 use crate::job::columns::ColumnType;
 use crate::job::durations::{self, optional};
 use crate::tensor::compression::GradientsSpec;
@@ -35,6 +36,9 @@ pub struct JobSpec {
     pub optimizer: OptimizerSpec,
     #[serde(default)]
     pub learning_rate: LearningRateSpec,
+    /// A moving average of the parameters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub average: Option<AverageSpec>,
     /// Settings of the model's embedding tables, by their names.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub tables: BTreeMap<String, TableSpec>,

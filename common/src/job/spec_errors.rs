@@ -91,6 +91,7 @@ impl JobSpec {
         self.gradient_errors(&mut errors);
         errors.extend(optimizer_errors::optimizer(&self.optimizer));
         errors.extend(optimizer_errors::learning_rate(&self.learning_rate));
+        errors.extend(self.average.iter().flat_map(optimizer_errors::average));
         for (name, table) in &self.tables {
             errors.extend(table_errors(name, table));
         }

@@ -71,6 +71,9 @@ impl JobRecord {
 /// Name of the object that holds the model of a job that has ended.
 pub const MODEL: &str = "model.safetensors";
 
+/// Name of the object that holds the averages of the parameters of a job that has ended.
+pub const AVERAGE_MODEL: &str = "average.safetensors";
+
 /// The file with the initial values of parameters, as it was when the job was created.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartRecord {

@@ -63,7 +63,7 @@ impl ShardSnapshot {
         values: Vec<Vec<f32>>,
         rules: &Rules,
     ) -> Result<(Self, TableRows), StorageError> {
-        let optimizer = Optimizer::new(&rules.optimizer);
+        let optimizer = rules.optimizer();
         let blocks =
             placement.blocks_of(slot).iter().zip(values).map(|(number, values)| SnapshotBlock {
                 number: *number,
@@ -213,6 +213,17 @@ impl BlockStore {
         }
     }
 
+    /// Returns the averages of the parameters in place of their values; `None` if the job has none.
+    pub(crate) fn averages(&self) -> Option<Parameters> {
+        self.rules.average?;
+        let average = |state: &Arc<Vec<Vec<f32>>>| Some(Arc::new(state.last()?.clone()));
+        Some(Parameters {
+            position: self.position,
+            blocks: self.blocks.clone(),
+            values: self.state.iter().filter_map(average).collect(),
+        })
+    }
+
     /// Returns a reference to the values of one block, with its number.
     pub(crate) fn block(&self, index: usize) -> (u32, Arc<Vec<f32>>) {
         (self.blocks[index].0, self.values[index].present().clone())
@@ -338,7 +349,15 @@ impl BlockStore {
                 let state = Arc::make_mut(&mut self.state[index]);
                 update.apply(sum.values(), values, state);
             }
-            UpdateRule::AddMean => update.add_mean(sum.values(), values),
+            UpdateRule::AddMean => {
+                update.add_mean(sum.values(), values);
+                // Buffers have no average: theirs is their value.
+                if let (Some(_), Some(average)) =
+                    (self.rules.average, Arc::make_mut(&mut self.state[index]).last_mut())
+                {
+                    average.copy_from_slice(values.present());
+                }
+            }
             UpdateRule::Frozen => {}
         }
     }

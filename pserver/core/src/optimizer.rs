@@ -15,7 +15,9 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+use steadfast_common::job::average::{AVERAGE, AverageSpec};
 use steadfast_common::job::spec::{GroupSpec, OptimizerKind, OptimizerSpec};
+use steadfast_common::tensor::widest::widest;
 
 use self::adam::Adam;
 use self::adaptive::{Adadelta, Adagrad, Rmsprop};
@@ -32,6 +34,8 @@ pub struct Optimizer {
     start: f32,
     /// Factor of the learning rate.
     rate_factor: f32,
+    /// The average of the parameters, which is the last state vector.
+    average: Option<AverageSpec>,
 }
 
 #[derive(Clone, Debug)]
@@ -47,6 +51,7 @@ enum Form {
 /// A pass over a parameter. What all of its values have in common is computed once.
 #[derive(Debug)]
 pub(crate) struct Running<'a> {
+    optimizer: &'a Optimizer,
     moment: Moment<'a>,
     form: RunningForm<'a>,
 }
@@ -90,8 +95,8 @@ trait Rule: fmt::Debug + Send + Sync {
     fn apply(&self, params: &mut [f32], gradient: &[f32], state: State<'_>, rate: f32, update: u64);
 }
 
-/// The most state vectors of a rule.
-const STATES_MAX: usize = 4;
+/// The most state vectors: those of a rule, and the average.
+const STATES_MAX: usize = 5;
 
 /// The state vectors of a rule, for some values.
 #[derive(Debug)]
@@ -155,21 +160,32 @@ impl Optimizer {
             Form::Text(_) => spec.initial_accumulator.unwrap_or(0.0),
         };
         let rate_factor = group.and_then(|group| group.learning_rate).unwrap_or(1.0);
-        Self { form, start, rate_factor }
+        Self { form, start, rate_factor, average: None }
+    }
+
+    /// Returns the rule with one more state vector, the average of the parameters.
+    #[must_use]
+    pub fn with_average(self, average: Option<AverageSpec>) -> Self {
+        Self { average, ..self }
     }
 
     /// Returns the names of the state vectors, as used in checkpoints.
     pub fn state_names(&self) -> Vec<String> {
-        match &self.form {
+        let of_rule = match &self.form {
             Form::BuiltIn { rule, .. } => {
                 rule.state_names().iter().map(|name| (*name).to_owned()).collect()
             }
             Form::Text(rule) => rule.state_names().to_vec(),
-        }
+        };
+        of_rule.into_iter().chain(self.average.map(|_| AVERAGE.to_owned())).collect()
     }
 
     /// Returns the number of state vectors.
     pub fn states(&self) -> usize {
+        self.states_of_rule() + usize::from(self.average.is_some())
+    }
+
+    fn states_of_rule(&self) -> usize {
         match &self.form {
             Form::BuiltIn { rule, .. } => rule.state_names().len(),
             Form::Text(rule) => rule.state_names().len(),
@@ -178,10 +194,11 @@ impl Optimizer {
 
     /// Returns the state before the first update of `params`: one vector per name, each as long as `params`.
     pub fn initial_state(&self, params: &[f32]) -> Vec<Vec<f32>> {
-        let mut state = vec![vec![0.0; params.len()]; self.states()];
+        let mut state = vec![vec![0.0; params.len()]; self.states_of_rule()];
         if let Some(first) = state.first_mut() {
             first.fill(self.start);
         }
+        state.extend(self.average.map(|_| params.to_vec()));
         state
     }
 
@@ -209,7 +226,7 @@ impl Optimizer {
             Form::BuiltIn { rule, decay } => RunningForm::BuiltIn { rule: &**rule, decay: *decay },
             Form::Text(rule) => RunningForm::Text(rule.begin(&moment)),
         };
-        Running { moment, form }
+        Running { optimizer: self, moment, form }
     }
 
     /// Applies one update to a whole parameter or, if the rule has no norms, to a part of it. `gradient` holds the mean
@@ -261,6 +278,11 @@ impl Running<'_> {
         assert_eq!(gradient.len(), params.len(), "a gradient is as long as its block");
         assert_eq!(state.len, params.len(), "a state is as long as its block");
         let Moment { rate, update, .. } = self.moment;
+        let mut state = state;
+        let average = self.optimizer.average.map(|spec| {
+            let place = &mut state.vectors[self.optimizer.states_of_rule()];
+            (spec.weight(update), std::mem::take(place))
+        });
         match &mut self.form {
             RunningForm::BuiltIn { rule, decay } => {
                 decay.apply(params, gradient, rate);
@@ -268,7 +290,21 @@ impl Running<'_> {
             }
             RunningForm::Text(rule) => rule.change(params, gradient, state),
         }
+        if let Some((Some(weight), average)) = average {
+            add_to_average(average, params, weight);
+        }
     }
+}
+
+fn add_to_average(average: &mut [f32], params: &[f32], weight: f32) {
+    if weight == 1.0 {
+        return average.copy_from_slice(params);
+    }
+    widest(|| {
+        for (a, p) in average.iter_mut().zip(params) {
+            *a += weight * (*p - *a);
+        }
+    });
 }
 
 /// Returns the norms of a pass from the sums of its squares.

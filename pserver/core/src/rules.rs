@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use steadfast_common::job::average::AverageSpec;
 use steadfast_common::job::spec::{JobSpec, LearningRateSpec, Mode, OptimizerSpec, TableSpec};
 use steadfast_common::tensor::compression::Codec;
 use steadfast_common::tensor::layout::{Block, Layout, ParamSpec};
@@ -17,6 +18,8 @@ pub struct Rules {
     pub lanes: u32,
     pub optimizer: OptimizerSpec,
     pub learning_rate: LearningRateSpec,
+    /// The average of the parameters, which a model with tables does not have.
+    pub average: Option<AverageSpec>,
     /// Encoding of gradients, and the arithmetic that adds them.
     pub codec: Codec,
     /// Seed of the initial values of rows.
@@ -27,6 +30,23 @@ pub struct Rules {
     pub stores: Arc<dyn RowStores>,
 }
 
+impl Default for Rules {
+    /// Returns the rules of a synchronous job of one lane that sets nothing.
+    fn default() -> Self {
+        Self {
+            mode: Mode::Sync,
+            lanes: 1,
+            optimizer: OptimizerSpec::default(),
+            learning_rate: LearningRateSpec::default(),
+            average: None,
+            codec: Codec::Plain,
+            seed: 0,
+            tables: BTreeMap::new(),
+            stores: Arc::new(MemoryStores),
+        }
+    }
+}
+
 impl Rules {
     /// Returns the rules of a job; rows are kept in memory.
     pub fn new(spec: &JobSpec) -> Self {
@@ -35,6 +55,7 @@ impl Rules {
             lanes: spec.sync.lanes,
             optimizer: spec.optimizer.clone(),
             learning_rate: spec.learning_rate.clone(),
+            average: spec.average,
             codec: spec.gradients.codec(),
             seed: spec.seed,
             tables: spec.tables.clone(),
@@ -48,13 +69,23 @@ impl Rules {
         layout: &Layout,
         blocks: impl Iterator<Item = &'a Block>,
     ) -> Vec<Optimizer> {
-        let whole = Optimizer::new(&self.optimizer);
+        let whole = self.optimizer();
         let of_parameter = |param: &ParamSpec| {
             let Some(group) = self.optimizer.group_of(&param.name) else { return whole.clone() };
-            Optimizer::of_group(&self.optimizer, Some(group))
+            Optimizer::of_group(&self.optimizer, Some(group)).with_average(self.average)
         };
         let all: Vec<Optimizer> = layout.params().iter().map(of_parameter).collect();
         blocks.map(|block| all[block.param as usize].clone()).collect()
+    }
+
+    /// Returns the update rule of parameters that are in no group.
+    pub fn optimizer(&self) -> Optimizer {
+        Optimizer::new(&self.optimizer).with_average(self.average)
+    }
+
+    /// Returns the names of the state vectors of a block, which are the same for all groups.
+    pub fn state_names(&self) -> Vec<String> {
+        self.optimizer().state_names()
     }
 
     /// Returns the update rule of a table.

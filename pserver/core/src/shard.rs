@@ -88,6 +88,13 @@ impl Shard {
         }
     }
 
+    /// Returns the averages of the parameters at `version`, if the job has them and no later step has changed them.
+    pub fn averages_at(&self, version: Version) -> Option<Parameters> {
+        let is_current = self.blocks().position().version == version
+            && !self.as_sync().is_some_and(SyncShard::is_partly_applied);
+        if is_current { self.blocks().averages() } else { None }
+    }
+
     /// Takes a snapshot; see [`SyncShard::snapshot`].
     ///
     /// # Errors

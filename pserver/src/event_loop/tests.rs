@@ -1,18 +1,15 @@
 //! Steps applied block by block, as seen by pushes, pulls and snapshots.
 
-use std::collections::BTreeMap;
-
 use bytes::Bytes;
 use steadfast_common::ids::{Lane, Pass, TaskId};
-use steadfast_common::job::spec::{LearningRateSpec, Mode, OptimizerKind, OptimizerSpec};
+use steadfast_common::job::spec::{LearningRateSpec, OptimizerKind, OptimizerSpec};
 use steadfast_common::records::applied_records::RecordRange;
 use steadfast_common::records::contribution::{LaneEnd, LaneShare, LanesName};
 use steadfast_common::tensor::layout::ParamSpec;
-use steadfast_proto::{PullAnswer, VersionMatch};
+use steadfast_proto::{PullAnswer, PullValues, VersionMatch};
 use steadfast_pserver_core::block_store::{Parameters, SnapshotBlock};
 use steadfast_pserver_core::contribution::ValidatedBlock;
 use steadfast_pserver_core::sync_shard::EarlyBlock;
-use steadfast_pserver_storage::MemoryStores;
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::*;
@@ -28,9 +25,7 @@ const NEXT: [f32; 2] = [7.0, 14.0];
 async fn slot() -> EventLoopHandle {
     let optimizer = OptimizerSpec { kind: OptimizerKind::Sgd, ..OptimizerSpec::default() };
     let learning_rate = LearningRateSpec { base: 1.0, ..LearningRateSpec::default() };
-    let (mode, lanes, codec) = (Mode::Sync, 1, Codec::Plain);
-    let (seed, tables, stores) = (0, BTreeMap::new(), Arc::new(MemoryStores));
-    let rules = Rules { mode, lanes, optimizer, learning_rate, codec, seed, tables, stores };
+    let rules = Rules { optimizer, learning_rate, ..Rules::default() };
     let event_loop = EventLoopHandle::start(Slot(0), Incarnation(3), rules);
     let record = GenerationRecord {
         generation: GENERATION,
@@ -87,7 +82,10 @@ fn pull(
     let event_loop = event_loop.clone();
     let reply = async move {
         let (generation, wait_mode) = (GENERATION, WaitMode::UntilReady);
-        event_loop.call(|reply| Event::Pull { generation, versions, wait_mode, early, reply }).await
+        let values = PullValues::Parameters;
+        event_loop
+            .call(|reply| Event::Pull { generation, versions, values, wait_mode, early, reply })
+            .await
     };
     (reply, early_blocks)
 }

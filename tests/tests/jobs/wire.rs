@@ -25,7 +25,7 @@ const VALUES: usize = 64 * 32 + 32 + 32 * 10 + 10;
 /// Reads all messages of a pull; returns the version and the blocks.
 async fn pull(client: &mut PserverClient<Channel>, target: Target) -> (u64, Vec<BlockData>) {
     // Without a wait, the current version is returned.
-    let request = PullRequest { target: Some(target), version: 1, wait_ms: 0, exact: false };
+    let request = PullRequest { target: Some(target), version: 1, ..PullRequest::default() };
     let mut messages = client.pull(request).await.expect("the slot answers").into_inner();
     let (mut version, mut blocks) = (None, Vec::new());
     while let Some(message) = messages.message().await.expect("it answers to the end") {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::job::average::AVERAGE;
 use crate::job::rule::parse::{Expression, Operator, Statement, parse};
 
 /// The most state vectors of a rule.
@@ -174,7 +175,7 @@ fn check_name(name: &str, kind: &str) -> Result<(), String> {
             "`{name}` cannot be the name of a {kind}; use letters, digits and `_`"
         ));
     }
-    if BUILT_IN.contains(&name) || is_function(name) {
+    if BUILT_IN.contains(&name) || is_function(name) || name == AVERAGE {
         return Err(format!("`{name}` is reserved and cannot be the name of a {kind}; rename it"));
     }
     Ok(())
@@ -450,7 +451,7 @@ mod tests {
 
     #[test]
     fn an_error_names_what_is_wrong() {
-        let cases: [(&str, &[&str], &str); 15] = [
+        let cases: [(&str, &[&str], &str); 16] = [
             ("m = g", &["m"], "it does not assign `p`, the parameter"),
             ("p -= lr*g", &["m"], "it does not assign the state `m`; assign it, or make it"),
             ("m = g; p -= lr*g", &["m"], "it does not read the state `m`; remove it"),
@@ -464,6 +465,7 @@ mod tests {
             ("p = m; m = m", &["m", "m"], "the state `m` is listed twice"),
             ("p = g", &["b1"], "`b1` is a state and a constant; rename one of them"),
             ("p = g", &["p"], "`p` is reserved and cannot be the name of a state; rename it"),
+            ("p = g", &["average"], "`average` is reserved and cannot be the name of a state"),
             ("p = g", &["a b"], "`a b` cannot be the name of a state; use letters, digits and `_`"),
             ("p = 1e999", &[], "it has a number that is not finite"),
         ];

@@ -1,17 +1,16 @@
 //! A shard with contributions in any order, repeated, and invalid.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use proptest::prelude::*;
 use steadfast_common::ids::{Lane, Pass, Slot, TaskId, Version};
+use steadfast_common::job::average::AverageSpec;
 use steadfast_common::job::spec::{LearningRateSpec, Mode, OptimizerKind, OptimizerSpec};
 use steadfast_common::records::applied_records::{AppliedRecords, RecordRange};
 use steadfast_common::records::contribution::{LaneEnd, LaneShare};
 use steadfast_common::tensor::byte_segments::ByteSegments;
-use steadfast_common::tensor::compression::Codec;
 use steadfast_common::tensor::layout::{BLOCK_LEN_MAX, Block, Layout, ParamSpec};
 use steadfast_common::tensor::placement::{Placement, PlacementRecord};
 use steadfast_common::tensor::row_ids::RowIds;
@@ -21,9 +20,9 @@ use steadfast_pserver_core::block_store::{BlockStore, Parameters, ShardSnapshot,
 use steadfast_pserver_core::buffer_pool::BufferPool;
 use steadfast_pserver_core::contribution::{Contributed, Contribution, Refusal, ValidatedBlock};
 use steadfast_pserver_core::rules::Rules;
+use steadfast_pserver_core::shard::Shard;
 use steadfast_pserver_core::sync_shard::SyncShard;
 use steadfast_pserver_core::tables::TableRows;
-use steadfast_pserver_storage::MemoryStores;
 
 use crate::tables::restored;
 
@@ -37,16 +36,7 @@ const IDS: Range<u64> = 0..40;
 
 pub(crate) fn rules(mode: Mode) -> Rules {
     let optimizer = OptimizerSpec { kind: OptimizerKind::Adam, ..OptimizerSpec::default() };
-    Rules {
-        mode,
-        lanes: LANES,
-        optimizer,
-        learning_rate: LearningRateSpec::default(),
-        codec: Codec::Plain,
-        seed: 7,
-        tables: BTreeMap::new(),
-        stores: Arc::new(MemoryStores),
-    }
+    Rules { mode, lanes: LANES, optimizer, seed: 7, ..Rules::default() }
 }
 
 fn layout() -> Arc<Layout> {
@@ -589,6 +579,54 @@ fn the_mean_is_added_to_an_averaged_tensor() {
     assert_eq!(shard.squares(), [(0, 0.25), (1, 0.0)]);
     shard.finish_step(Some(0.5)).unwrap();
     assert_eq!(**shard.parameters().values[1], [14.0, 18.0]);
+}
+
+/// The average follows each update; buffers and frozen parameters are their own averages. It is there while no later
+/// step has changed it.
+#[test]
+fn the_average_of_the_parameters_is_a_part_of_the_state() {
+    let optimizer: OptimizerSpec =
+        toml::from_str("groups = [{ parameters = ['frozen'], frozen = true }]").unwrap();
+    let params = vec![
+        ParamSpec::new("w", &[2]),
+        ParamSpec::new("frozen", &[1]),
+        ParamSpec::averaged("running_mean", &[1]),
+    ];
+    let layout = Arc::new(Layout::new(optimizer.grouped(params).unwrap()));
+    let learning_rate = LearningRateSpec { base: 1.0, ..LearningRateSpec::default() };
+    let average = Some(AverageSpec { decay: Some(0.5), start_step: 0, every_steps: 1 });
+    let rules = Rules { lanes: 1, optimizer, learning_rate, average, ..rules(Mode::Sync) };
+    assert_eq!(rules.state_names(), ["average"]);
+    let (snapshot, tables) =
+        initial_values(&layout, vec![vec![8.0, 16.0], vec![3.0], vec![1.0]], &rules);
+    let mut shard = Shard::restore(layout.clone(), snapshot, tables, rules.clone());
+    let averages = |shard: &Shard, version| {
+        let found = shard.averages_at(Version(version))?;
+        Some(found.values.iter().map(|it| it.to_vec()).collect::<Vec<_>>())
+    };
+    let step = |shard: &mut Shard, version| {
+        let sync = shard.as_sync_mut().unwrap();
+        let blocks = vec![finite(0, &[4.0, 8.0]), finite(1, &[1.0]), finite(2, &[1.0])];
+        let given =
+            Contribution { records: 1, loss_sum: 0.0, checksum: 0, blocks, rows: Vec::new() };
+        offer(sync, Version(version), 0, given, LaneEnd::MoreToCome).unwrap();
+    };
+    assert_eq!(averages(&shard, 0).unwrap(), [&[8.0, 16.0][..], &[3.0], &[1.0]]);
+    step(&mut shard, 0);
+    let sync = shard.as_sync_mut().unwrap();
+    assert!(!sync.apply_early().is_empty());
+    assert_eq!(averages(&shard, 0), None, "a later step has begun");
+    shard.as_sync_mut().unwrap().finish_step(None).unwrap();
+    assert_eq!(averages(&shard, 1).unwrap(), [&[4.0, 8.0][..], &[3.0], &[2.0]]);
+    // A checkpoint has the average.
+    let (snapshot, _) = shard.snapshot().unwrap();
+    let tables = initial_values(&layout, vec![vec![0.0; 2], vec![0.0], vec![0.0]], &rules).1;
+    let mut shard = Shard::restore(layout, snapshot, tables, rules);
+    step(&mut shard, 1);
+    shard.as_sync_mut().unwrap().finish_step(None).unwrap();
+    assert_eq!(shard.parameters().values[0].to_vec(), [0.0, 0.0]);
+    assert_eq!(averages(&shard, 2).unwrap(), [&[2.0, 4.0][..], &[3.0], &[3.0]]);
+    assert_eq!(averages(&shard, 1), None);
 }
 
 /// A group has its own weight decay and factor of the learning rate; frozen parameters keep their bits, and have no part
