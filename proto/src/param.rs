@@ -22,6 +22,8 @@ impl From<&ParamSpec> for Param {
             name: spec.name.clone(),
             shape: spec.shape.iter().map(|side| *side as u64).collect(),
             update: update.into(),
+            weight_decay: spec.weight_decay,
+            learning_rate: spec.learning_rate,
             table: spec.table.map(|it| v1::Table { initial: initial(it) }),
         }
     }
@@ -45,6 +47,8 @@ impl From<Param> for ParamSpec {
             name: param.name,
             shape: param.shape.into_iter().map(side).collect(),
             update,
+            weight_decay: param.weight_decay,
+            learning_rate: param.learning_rate,
             table: param.table.map(initial),
         }
     }

@@ -11,6 +11,7 @@ use pyo3::exceptions::{PyRuntimeError, PySystemExit, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use steadfast_common::job::dataset::Records;
+use steadfast_common::tensor::layout::UpdateRule;
 use steadfast_process::{Failure, Refusal, Shutdown, try_parse};
 use steadfast_trainer::own_loop::{Requests, Running, wait_for};
 use steadfast_trainer::{
@@ -239,11 +240,15 @@ impl Trainer {
         let model = self.build.bind(py).call1((&spec, features))?;
         let shapes = model.call_method0("parameters")?;
         let averaged = model.call_method0("averaged")?;
+        let groups = dict_of(&model.call_method0("settings")?)?;
         let mut parameters = Vec::new();
         for (name, shape) in shapes_of(&shapes)? {
             parameters.push(match averaged.contains(&name)? {
                 true => ParamSpec::averaged(name, &shape),
-                false => ParamSpec::new(name, &shape),
+                false => match groups.get_item(&name)? {
+                    None => ParamSpec::new(name, &shape),
+                    Some(settings) => with_settings(ParamSpec::new(name, &shape), &settings)?,
+                },
             });
         }
         for table in model.call_method0("tables")?.call_method0("items")?.try_iter()? {
@@ -310,6 +315,19 @@ fn call<T: Send + 'static>(
             }
         }
     }
+}
+
+/// Describes a parameter to which the model gives settings of its own.
+fn with_settings(spec: ParamSpec, settings: &Bound<'_, PyAny>) -> PyResult<ParamSpec> {
+    let settings = dict_of(settings)?;
+    let number = |key: &str| settings.get_item(key)?.map(|value| value.extract()).transpose();
+    let frozen: Option<bool> = settings.get_item("frozen")?.map(|it| it.extract()).transpose()?;
+    let update = match frozen {
+        Some(true) => UpdateRule::Frozen,
+        Some(false) | None => spec.update,
+    };
+    let (weight_decay, learning_rate) = (number("weight_decay")?, number("learning_rate")?);
+    Ok(ParamSpec { weight_decay, learning_rate, update, ..spec })
 }
 
 /// Describes a table that the model has declared.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional, Sequence, Union
 
 from . import _native
 from .entry import build
-from .model import Model
+from .model import Model, settings_of
 
 if TYPE_CHECKING:
     import numpy
@@ -83,6 +83,8 @@ class Trainer:
     def _build(self, spec: Mapping[str, Any], features: int) -> Model:
         if self._model is None:
             self._model = build(spec, features, self._device or spec.get("device"))
+        # Before they are read.
+        settings_of(self._model)
         return self._model
 
     def __iter__(self) -> "Trainer":

@@ -5,8 +5,9 @@ from __future__ import annotations
 import abc
 import hashlib
 import json
+import math
 import platform
-from typing import TYPE_CHECKING, Any, Callable, Collection, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from ._native import Key
 
 __all__ = ["Batch", "Model", "identity"]
+
+SETTINGS = ("weight_decay", "learning_rate", "frozen")
+"""What a model sets for parameters."""
 
 Batch = Mapping[str, Any]
 """Columns by name.
@@ -60,6 +64,11 @@ class Model(abc.ABC):
         returns the change of the value times the number of records; the mean over all records is added.
         """
         return ()
+
+    def settings(self) -> Mapping[str, Mapping[str, Any]]:
+        """Returns settings of the optimizer for parameters by name: ``weight_decay`` in place of that of the job,
+        ``learning_rate``, a factor of that of the job, or ``frozen``. Others have the settings of the job."""
+        return {}
 
     def tables(self) -> Mapping[str, Table]:
         """Returns the embedding tables by name, in the same order in every process.
@@ -138,6 +147,54 @@ def evaluated(model: Model, parameters: Mapping[str, Any], batch: Batch, records
     return as_sum("loss", found[0], records), as_sum(model.metric_name, found[1], records)
 
 
+def settings_of(model: Model) -> Dict[str, Dict[str, Any]]:
+    """Returns the settings of the optimizer that a model gives its parameters.
+
+    Raises:
+        InvalidError: They are not settings, or not of trained parameters.
+    """
+    given = model.settings()
+    if not isinstance(given, Mapping) or not all(isinstance(own, Mapping) for own in given.values()):
+        raise InvalidError("`settings` of the model must return a dict with a dict for each parameter")
+    averaged, tables = set(model.averaged()), set(model.tables())
+    known = [name for name in model.parameters() if name not in averaged and name not in tables]
+    return {name: _settings(name, own, known, averaged, tables) for name, own in given.items()}
+
+
+def _settings(
+    name: str, own: Mapping[str, Any], known: List[str], averaged: Collection[str], tables: Collection[str]
+) -> Dict[str, Any]:
+    if name in averaged:
+        raise InvalidError(f"`settings` of the model has `{name}`, which is averaged and not trained; remove it")
+    if name in tables:
+        raise InvalidError(f"`settings` of the model has the table `{name}`; use `[tables]` of the job file")
+    if name not in known:
+        raise InvalidError(f"`settings` of the model has `{name}`, which it does not train; it has {', '.join(known)}")
+    where = f"`{name}` in `settings` of the model"
+    unknown = [key for key in own if key not in SETTINGS]
+    if unknown:
+        raise InvalidError(f"{where} sets `{unknown[0]}`; use {', '.join(SETTINGS)}")
+    if not isinstance(own.get("frozen", False), bool):
+        raise InvalidError(f"{where} has `frozen` = {own['frozen']!r}; use True or False")
+    numbers = {key: setting(where, key, value) for key, value in own.items() if key != "frozen"}
+    if not own.get("frozen"):
+        return numbers
+    if numbers:
+        raise InvalidError(f"`{next(iter(numbers))}` does not apply to {where}, which is frozen; remove it")
+    return {"frozen": True}
+
+
+def setting(where: str, key: str, value: Any) -> float:
+    """Returns a number that a model sets for a parameter."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise InvalidError(f"{where} has `{key}` = {value!r}; use a number") from None
+    if not math.isfinite(number) or number < 0:
+        raise InvalidError(f"{where} has `{key}` = {number}; it must be finite and at least 0")
+    return number
+
+
 def as_sum(name: str, value: Any, records: int) -> float:
     """Returns a sum over so many records as a number; refuses values that were not added."""
     shape = tuple(getattr(value, "shape", ()))
@@ -164,7 +221,8 @@ def identity(model: Model) -> str:
     averaged = set(model.averaged())
     described = [(name, [int(side) for side in shape], name in averaged) for name, shape in model.parameters().items()]
     tables = [(name, table.dim, table.initial) for name, table in model.tables().items()]
-    digest = hashlib.sha256(json.dumps([*described, *tables]).encode()).hexdigest()
+    settings = [(name, sorted(own.items())) for name, own in sorted(settings_of(model).items())]
+    digest = hashlib.sha256(json.dumps([*described, *tables, *settings]).encode()).hexdigest()
     return f"{model.numerics()}; parameters {digest[:16]}"
 
 

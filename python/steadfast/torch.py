@@ -15,6 +15,7 @@ import torch
 
 from . import _native, devices
 from ._embedding import Embedding, EmbeddingBag, Tables, column_ids
+from ._groups import Groups, settings_of
 from ._loss import LossCheck, check_reduction, computes, explained
 from ._state import (
     buffer_at,
@@ -108,12 +109,19 @@ class Model(_Model):
         master_weights: Trains float16 and bfloat16 parameters as float32 ones: before each computation they
             are rounded to the type of the module, and their gradients are converted to float32. Without it, a
             module with such parameters is rejected.
+        groups: Settings of the optimizer for some parameters, as ``[[optimizer.groups]]`` of the job file sets them:
+            dicts with ``params`` and ``weight_decay``, ``learning_rate`` (a factor of that of the job file) or
+            ``frozen=True``. ``params`` are names, in which ``*`` stands for any text, or parameters: these must then be
+            all that are trained. Or an optimizer of PyTorch's, whose groups it takes: each ``weight_decay``, and each
+            ``lr`` as a factor of the optimizer's, which is that of the job file. The optimizer itself is that of the
+            job file.
         min_records: The fewest records of a micro-batch: 2 by default of a module with a ``BatchNorm1d`` that is
             trained, which normalizes no single record, else 1. See :attr:`steadfast.Model.min_records`.
 
     Raises:
         InvalidError: The module has parameters or buffers that cannot be trained faithfully, or is or has a wrapper
-            that changes their names, such as the result of ``torch.compile``.
+            that changes their names, such as the result of ``torch.compile``. Or a parameter is in two groups, in none
+            of those given by parameters, or not one of the module.
     """
 
     def __init__(
@@ -131,6 +139,7 @@ class Model(_Model):
         buffers: Optional[str] = None,
         device: Optional[str] = None,
         master_weights: bool = False,
+        groups: Optional[Groups] = None,
         min_records: Optional[int] = None,
     ) -> None:
         if reduction not in ("mean", "sum", "coupled"):
@@ -141,6 +150,8 @@ class Model(_Model):
             raise InvalidError("`metrics` takes one metric by name")
         check_reduction(loss, reduction)
         check_wrappers(module)
+        # Before the module is moved, which may replace its parameters.
+        self._settings = {} if groups is None else settings_of(module, groups)
         self.device = _device(device)
         _deterministic(threads)
         owners = move(module, self.device)
@@ -188,6 +199,9 @@ class Model(_Model):
 
     def averaged(self) -> Collection[str]:
         return self._averaged
+
+    def settings(self) -> Dict[str, Dict[str, Any]]:
+        return self._settings
 
     def tables(self) -> Dict[str, Table]:
         return self._tables.declared

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import re
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -74,3 +75,13 @@ def test_a_model_is_pretrained_converted_and_fine_tuned_as_the_page_says(
         assert is_same == name.startswith("body."), name
     assert set(safetensors.torch.load_file(tmp_path / "pretrained.safetensors")) == set(tuned)
     sys.modules.pop("convert")
+
+
+def test_groups_of_the_page_are_those_of_its_optimizer(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import grouped
+
+    settings = grouped.build(SimpleNamespace(features=64)).settings()
+    assert settings == {"weight": {"weight_decay": 0.01}, "bias": {"weight_decay": 0.0, "learning_rate": 0.1}}
+    sys.modules.pop("grouped")

@@ -13,13 +13,24 @@ impl OptimizerSpec {
     /// Marks the parameters of a model that are frozen. Tables, and buffers that are averaged, have no group.
     ///
     /// # Errors
-    /// A message, if a name or pattern matches no parameter, or a parameter is in two groups.
+    /// A message, if a name or pattern matches no parameter, or a parameter is in two groups, or in one of the model
+    /// too.
     pub fn grouped(&self, mut parameters: Vec<ParamSpec>) -> Result<Vec<ParamSpec>, String> {
         let is_grouped =
             |it: &&mut ParamSpec| it.table.is_none() && it.update != UpdateRule::AddMean;
         let mut unused: Vec<&String> = self.groups.iter().flat_map(|it| &it.parameters).collect();
         for parameter in parameters.iter_mut().filter(is_grouped) {
             let name = &parameter.name;
+            for (key, value) in [
+                ("weight_decay", parameter.weight_decay),
+                ("learning_rate", parameter.learning_rate),
+            ] {
+                if let Some(value) = value.filter(|it| !(it.is_finite() && 0.0 <= *it)) {
+                    return Err(format!(
+                        "the model sets `{key}` = {value} for the parameter `{name}`; it must be finite and at least 0"
+                    ));
+                }
+            }
             unused.retain(|pattern| !wildcard(pattern).matches(name));
             let mut groups = self.groups.iter().filter(|group| group.has(name));
             let (first, second) = (groups.next(), groups.next());
@@ -28,6 +39,13 @@ impl OptimizerSpec {
                     "the parameter `{name}` is in two groups of `optimizer.groups`: that of `{}` and that of `{}`",
                     first.parameters.join("`, `"),
                     second.parameters.join("`, `"),
+                ));
+            }
+            if let Some(first) = first.filter(|_| parameter.is_grouped()) {
+                return Err(format!(
+                    "the parameter `{name}` is in a group of the model and in that of `{}` in `optimizer.groups`; remove \
+                     it from one of them",
+                    first.parameters.join("`, `")
                 ));
             }
             if first.is_some_and(|group| group.frozen) {
@@ -98,5 +116,21 @@ mod tests {
         );
         let error = twice.unwrap_err();
         assert!(error.starts_with("the parameter `body.bias` is in two groups"), "{error}");
+    }
+
+    #[test]
+    fn a_parameter_is_in_a_group_of_the_model_or_of_the_job() {
+        let optimizer: OptimizerSpec =
+            toml::from_str("groups = [{ parameters = ['*.bias'], weight_decay = 0 }]").unwrap();
+        let decayed = |name| ParamSpec { weight_decay: Some(0.5), ..ParamSpec::new(name, &[1]) };
+        let fine = vec![decayed("weight"), ParamSpec::new("a.bias", &[1])];
+        assert_eq!(optimizer.grouped(fine.clone()).unwrap(), fine);
+        let error = optimizer.grouped(vec![decayed("a.bias")]).unwrap_err();
+        assert!(
+            error.starts_with(
+                "the parameter `a.bias` is in a group of the model and in that of `*.bias`"
+            ),
+            "{error}"
+        );
     }
 }

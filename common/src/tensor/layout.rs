@@ -47,6 +47,12 @@ pub struct ParamSpec {
     pub shape: Vec<usize>,
     #[serde(default, skip_serializing_if = "UpdateRule::is_default")]
     pub update: UpdateRule,
+    /// In place of the optimizer's weight decay; set by the model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight_decay: Option<f32>,
+    /// Factor of the learning rate; set by the model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub learning_rate: Option<f32>,
     /// Sets the values with which rows of a table begin; absent for a tensor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub table: Option<Initial>,
@@ -56,7 +62,8 @@ impl ParamSpec {
     /// Creates the spec of a parameter that the optimizer updates.
     pub fn new(name: impl Into<String>, shape: &[usize]) -> Self {
         let update = UpdateRule::Optimizer;
-        Self { name: name.into(), shape: shape.to_vec(), update, table: None }
+        let (name, shape) = (name.into(), shape.to_vec());
+        Self { name, shape, update, weight_decay: None, learning_rate: None, table: None }
     }
 
     /// Creates the spec of a table whose rows have `width` values.
@@ -67,6 +74,13 @@ impl ParamSpec {
     /// Creates the spec of a tensor to which the mean of the contributions is added.
     pub fn averaged(name: impl Into<String>, shape: &[usize]) -> Self {
         Self { update: UpdateRule::AddMean, ..Self::new(name, shape) }
+    }
+
+    /// Returns whether the model itself sets how the parameter is updated.
+    pub fn is_grouped(&self) -> bool {
+        self.weight_decay.is_some()
+            || self.learning_rate.is_some()
+            || self.update == UpdateRule::Frozen
     }
 
     /// Returns the number of values; 0 for a table, whose rows are elsewhere. Saturates, so that a malicious shape

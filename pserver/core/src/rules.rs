@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use steadfast_common::job::average::AverageSpec;
-use steadfast_common::job::spec::{JobSpec, LearningRateSpec, Mode, OptimizerSpec, TableSpec};
+use steadfast_common::job::spec::{
+    GroupSpec, JobSpec, LearningRateSpec, Mode, OptimizerSpec, TableSpec,
+};
 use steadfast_common::tensor::compression::Codec;
 use steadfast_common::tensor::layout::{Block, Layout, ParamSpec};
 use steadfast_pserver_storage::{MemoryStores, RowStores};
@@ -71,7 +73,13 @@ impl Rules {
     ) -> Vec<Optimizer> {
         let whole = self.optimizer();
         let of_parameter = |param: &ParamSpec| {
-            let Some(group) = self.optimizer.group_of(&param.name) else { return whole.clone() };
+            let ParamSpec { weight_decay, learning_rate, .. } = *param;
+            // That of the model, if it sets anything: a parameter is not in two groups.
+            let own = GroupSpec { weight_decay, learning_rate, ..GroupSpec::default() };
+            let group = self.optimizer.group_of(&param.name).unwrap_or(&own);
+            if *group == GroupSpec::default() {
+                return whole.clone();
+            }
             Optimizer::of_group(&self.optimizer, Some(group)).with_average(self.average)
         };
         let all: Vec<Optimizer> = layout.params().iter().map(of_parameter).collect();

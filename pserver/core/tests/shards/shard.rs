@@ -11,7 +11,7 @@ use steadfast_common::job::spec::{LearningRateSpec, Mode, OptimizerKind, Optimiz
 use steadfast_common::records::applied_records::{AppliedRecords, RecordRange};
 use steadfast_common::records::contribution::{LaneEnd, LaneShare};
 use steadfast_common::tensor::byte_segments::ByteSegments;
-use steadfast_common::tensor::layout::{BLOCK_LEN_MAX, Block, Layout, ParamSpec};
+use steadfast_common::tensor::layout::{BLOCK_LEN_MAX, Block, Layout, ParamSpec, UpdateRule};
 use steadfast_common::tensor::placement::{Placement, PlacementRecord};
 use steadfast_common::tensor::row_ids::RowIds;
 use steadfast_common::tensor::table::{Initial, Rows, range_of};
@@ -655,6 +655,28 @@ fn groups_of_parameters_have_their_own_settings() {
     shard.finish_step(Some(5.0)).unwrap();
     let values: Vec<_> = shard.parameters().values.iter().map(|it| it.to_vec()).collect();
     assert_eq!(values, [[4.0, 8.0], [3.25, 6.25], [3.0, 5.0], [1.0, 1.0]]);
+}
+
+/// A model may set what a group of the job file sets.
+#[test]
+fn settings_that_a_model_gives_its_parameters_are_those_of_a_group() {
+    let mut params = ["plain", "slow", "bias", "frozen"].map(|name| ParamSpec::new(name, &[2]));
+    params[1].learning_rate = Some(0.25);
+    params[2].weight_decay = Some(0.0);
+    params[3].update = UpdateRule::Frozen;
+    let layout = Arc::new(Layout::new(params.to_vec()));
+    let optimizer: OptimizerSpec = toml::from_str("weight_decay = 0.5").unwrap();
+    let rules = Rules { lanes: 1, optimizer, ..rules(Mode::Sync) };
+    let rules =
+        Rules { learning_rate: LearningRateSpec { base: 1.0, ..rules.learning_rate }, ..rules };
+    let (snapshot, tables) = initial_values(&layout, vec![vec![4.0, 8.0]; 4], &rules);
+    let mut shard = SyncShard::restore(layout, snapshot, tables, rules);
+    let blocks = (0..4).map(|number| finite(number, &[1.0, 3.0])).collect();
+    let given = Contribution { records: 1, loss_sum: 0.0, checksum: 0, blocks, rows: Vec::new() };
+    offer(&mut shard, Version(0), 0, given, LaneEnd::MoreToCome).unwrap();
+    shard.finish_step(None).unwrap();
+    let values: Vec<_> = shard.parameters().values.iter().map(|it| it.to_vec()).collect();
+    assert_eq!(values, [[1.0, 1.0], [3.25, 6.25], [3.0, 5.0], [4.0, 8.0]]);
 }
 
 /// I6, I7: every interleaving of the contributions of three lanes to three steps, including repeated and
