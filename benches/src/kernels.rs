@@ -125,7 +125,8 @@ fn moved(states: usize, values: usize) -> usize {
 }
 
 /// The share of a lane with one record that is not exhausted.
-const MORE: LaneShare = LaneShare { records: 1, checksum: 1, end: LaneEnd::MoreToCome };
+const MORE: LaneShare =
+    LaneShare { records: 1, checksum: 1, end: LaneEnd::MoreToCome, weight: None };
 
 /// Adds lanes along their tree; every second lane arrives before its left neighbor.
 pub fn lanes() -> Sample {

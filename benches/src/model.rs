@@ -53,6 +53,7 @@ impl Task {
             script: None,
             device: None,
             min_records: None,
+            class_weights: Vec::new(),
         };
         let inputs = Inputs { features, columns: 0 };
         let model = Registry::built_in().build(&spec, inputs).expect("the model is valid");
@@ -69,7 +70,7 @@ impl Task {
         let each = self.labels.len() / lanes;
         let rows = lane * each..(lane + 1) * each;
         let features = self.features.slice(s![rows.clone(), ..]);
-        Batch { features, labels: &self.labels[rows], columns: &[] }
+        Batch { features, labels: &self.labels[rows], columns: &[], weights: &[] }
     }
 }
 

@@ -106,13 +106,14 @@ fn train(stores: Arc<dyn RowStores>, known: Option<u64>, steps: Vec<Vec<u64>>) -
     let first = ShardSnapshot::initial(&layout, &placement, Slot(0), Vec::new(), &rules);
     let (snapshot, tables) = first.expect("there is space");
     let mut shard = SyncShard::restore(Arc::new(layout), snapshot, tables, rules);
-    let share = [LaneShare { records: 1, checksum: 1, end: LaneEnd::MoreToCome }];
+    let share = [LaneShare { records: 1, checksum: 1, end: LaneEnd::MoreToCome, weight: None }];
     let mut step = |ids: &[u64], rows: Rows| {
         let version = shard.blocks().position().version;
         black_box(shard.rows_at(version, vec![RowIds::new(ids.to_vec())]))
             .expect("rows can be read");
         let (blocks, rows) = (Vec::new(), vec![rows]);
-        let given = Contribution { records: 1, loss_sum: 0.5, checksum: 1, blocks, rows };
+        let given =
+            Contribution { records: 1, loss_sum: 0.5, checksum: 1, blocks, rows, weight: None };
         shard.contribute(version, Lane(0), &share, given).expect("it fits");
         shard.finish_step(None).expect("rows can be written");
     };

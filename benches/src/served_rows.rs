@@ -55,7 +55,8 @@ pub async fn steps() -> Sample {
         let pulled = pulled.expect("the pserver gives them").expect("the step is not over");
         assert_eq!(pulled.rows[0].len(), ids.len());
         let (values, rows) = (Arc::new(Vec::new()), vec![rows]);
-        let gradient = Gradient { records: 1, loss_sum: 0.5, checksum: 1, values, rows };
+        let gradient =
+            Gradient { records: 1, loss_sum: 0.5, checksum: 1, values, rows, weight: None };
         let pushed = rig.pservers.push(lane(version, Lane(0)), gradient).await;
         pushed.expect("the pserver takes them");
     };

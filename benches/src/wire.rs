@@ -45,12 +45,13 @@ async fn rig(job: &Job, slots: u32, values: usize, via: Via) -> Rig {
 
 fn gradient(values: Vec<f32>) -> Gradient {
     let (values, rows) = (Arc::new(values), Vec::new());
-    Gradient { records: 1, loss_sum: 0.5, checksum: 1, values, rows }
+    Gradient { records: 1, loss_sum: 0.5, checksum: 1, values, rows, weight: None }
 }
 
 /// The sum of one lane with one record that is not exhausted.
 pub fn lane(version: u64, first: Lane) -> ContributionName {
-    let shares = [LaneShare { records: 1, checksum: 1, end: LaneEnd::MoreToCome }].into();
+    let shares =
+        [LaneShare { records: 1, checksum: 1, end: LaneEnd::MoreToCome, weight: None }].into();
     ContributionName::Lanes(LanesName { version: Version(version), first, shares })
 }
 

@@ -120,7 +120,7 @@ fn contribution(
         Err(_) if input.ratio(1, 8)? => Vec::new(),
         Err(_) => vec![Rows::zeros(2, vec![1, 5, 9])],
     };
-    Ok(Ok(Contribution { records, loss_sum, checksum, blocks, rows }))
+    Ok(Ok(Contribution { records, loss_sum, checksum, blocks, rows, weight: None }))
 }
 
 fn contribute(
@@ -134,7 +134,7 @@ fn contribute(
     for _ in 0..input.int_in_range(0..=LANES + 1)? {
         let end = *input.choose(&[LaneEnd::MoreToCome, LaneEnd::LastOfPass])?;
         let (records, checksum) = (small_or_any(input)? as u32, small_or_any(input)?);
-        shares.push(LaneShare { records, checksum, end });
+        shares.push(LaneShare { records, checksum, end, weight: None });
     }
     if input.ratio(7, 8)? {
         contribution.records = shares.iter().map(|it| u64::from(it.records)).sum();

@@ -49,15 +49,15 @@ impl From<&Name> for ContributionName {
 }
 
 impl From<LaneShare> for v1::LaneShare {
-    fn from(LaneShare { records, checksum, end }: LaneShare) -> Self {
-        Self { records, last: end == LaneEnd::LastOfPass, checksum }
+    fn from(LaneShare { records, checksum, end, weight }: LaneShare) -> Self {
+        Self { records, last: end == LaneEnd::LastOfPass, checksum, weight }
     }
 }
 
 impl From<v1::LaneShare> for LaneShare {
-    fn from(v1::LaneShare { records, last, checksum }: v1::LaneShare) -> Self {
+    fn from(v1::LaneShare { records, last, checksum, weight }: v1::LaneShare) -> Self {
         let end = if last { LaneEnd::LastOfPass } else { LaneEnd::MoreToCome };
-        Self { records, checksum, end }
+        Self { records, checksum, end, weight }
     }
 }
 
@@ -67,8 +67,10 @@ mod tests {
 
     #[test]
     fn a_name_survives_the_wire() {
-        let share = |records, end| LaneShare { records, checksum: u64::MAX - 1, end };
-        let shares = [share(u32::MAX, LaneEnd::MoreToCome), share(0, LaneEnd::LastOfPass)].into();
+        let share =
+            |records, end, weight| LaneShare { records, checksum: u64::MAX - 1, end, weight };
+        let first = share(u32::MAX, LaneEnd::MoreToCome, Some(0.0));
+        let shares = [first, share(0, LaneEnd::LastOfPass, None)].into();
         let range = RecordRange { pass: Pass(1), task: TaskId(2), from: 3, to: 4, last: true };
         for name in [
             ContributionName::Lanes(LanesName { version: Version(5), first: Lane(6), shares }),

@@ -348,7 +348,7 @@ mod tests {
         /// F48: the size limit applies to all parts of a header together.
         #[test]
         fn a_header_that_grows_part_by_part_is_refused(parts in 2_usize..6) {
-            let shares = vec![LaneShare { records: 1, last: true, checksum: 1 }; HEADER_BYTES_MAX / 14 / parts];
+            let shares = vec![LaneShare { records: 1, last: true, checksum: 1, weight: None }; HEADER_BYTES_MAX / 14 / parts];
             let name = LaneContribution { version: 1, lane: 0, shares };
             let header = PushHeader { name: Some(Name::Lanes(name)), ..PushHeader::default() };
             let part = framed(&PushRequest { header: Some(header), blocks: Vec::new() });
@@ -381,7 +381,8 @@ mod tests {
     /// of each.
     #[test]
     fn the_header_of_as_many_lanes_as_a_job_may_have_is_read() {
-        let share = LaneShare { records: u32::MAX, last: true, checksum: u64::MAX };
+        let share =
+            LaneShare { records: u32::MAX, last: true, checksum: u64::MAX, weight: Some(0.0) };
         let shares = vec![share; steadfast_common::job::spec::LANES_MAX as usize];
         let name = LaneContribution { version: u64::MAX, lane: u32::MAX, shares };
         let header = PushHeader { name: Some(Name::Lanes(name)), ..PushHeader::default() };

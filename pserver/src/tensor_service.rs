@@ -193,6 +193,7 @@ async fn push(
     let contribution = Contribution {
         records: header.records,
         loss_sum: header.loss_sum,
+        weight: header.weight,
         checksum: header.checksum,
         blocks,
         rows,

@@ -94,10 +94,13 @@ pub fn batch(py: Python<'_>, records: Records) -> PyResult<Bound<'_, PyDict>> {
         }
         return Ok(batch);
     }
-    let Records { features, width, labels, .. } = records;
+    let Records { features, width, labels, weights, .. } = records;
     let features = PyArray1::from_vec(py, features).reshape([labels.len(), width])?;
     batch.set_item("features", features)?;
     batch.set_item("label", PyArray1::from_vec(py, labels))?;
+    if !weights.is_empty() {
+        batch.set_item("weight", PyArray1::from_vec(py, weights))?;
+    }
     Ok(batch)
 }
 

@@ -40,6 +40,6 @@ pub struct Pending {
     pub write: Write,
     /// Whether the gradient still counts.
     pub validity: Validity,
-    /// Takes the sum of losses, and `gradient`.
+    /// Takes the sum of losses, and `gradient` with its weight.
     pub reply: Reply<(f64, Parameters)>,
 }

@@ -204,7 +204,7 @@ impl Trainer {
                     let evaluated =
                         py.import("steadfast.model")?.call_method1("evaluated", given)?;
                     let (loss_sum, metric_sum): (f64, f64) = evaluated.extract()?;
-                    Ok(Evaluation { records: count, loss_sum, metric_sum })
+                    Ok(Evaluation { records: count, loss_sum, metric_sum, ..Evaluation::default() })
                 });
                 reply.send(reported(py, sums)?);
             }

@@ -71,14 +71,24 @@ impl Work {
     /// the job was rolled back meanwhile, or the trainer's lease was lost. A gradient that does not count has
     /// no effect; its records are computed again.
     ///
-    /// `gradients` has one array per parameter, by name; `None` or a missing name counts as zero.
-    #[pyo3(signature = (gradients, *, loss_sum))]
-    fn push(&self, py: Python<'_>, gradients: &Bound<'_, PyAny>, loss_sum: f64) -> PyResult<bool> {
+    /// `gradients` has one array per parameter, by name; `None` or a missing name counts as zero. `weight` is what the
+    /// records count together; by default their number.
+    #[pyo3(signature = (gradients, *, loss_sum, weight=None))]
+    fn push(
+        &self,
+        py: Python<'_>,
+        gradients: &Bound<'_, PyAny>,
+        loss_sum: f64,
+        weight: Option<f64>,
+    ) -> PyResult<bool> {
         check_process(py, self.process)?;
         let Pending { mut gradient, write, validity, reply } = self.take()?;
         let given = dict_of(gradients);
         match given.and_then(|it| arrays::write_to(py, &it, &mut gradient, write)) {
             Ok(()) => {
+                if let Some(weight) = weight {
+                    gradient.set_weight(weight);
+                }
                 let counts = validity.holds();
                 reply.send(Ok((loss_sum, gradient)));
                 Ok(counts)

@@ -43,11 +43,12 @@ class Work:
     @property
     def records(self) -> int:
         """Number of records."""
-    def push(self, gradients: Mapping[str, Optional[Any]], *, loss_sum: float) -> bool:
+    def push(self, gradients: Mapping[str, Optional[Any]], *, loss_sum: float, weight: Optional[float] = None) -> bool:
         """Pushes the gradient of the *sum* of the records' losses.
 
         ``gradients`` has one array per parameter, by name, and of a table one with the shape of its rows' values;
-        ``None`` or a missing name counts as zero.
+        ``None`` or a missing name counts as zero. ``weight`` is what the records count together, such as the number of
+        their tokens; by default the number of records.
 
         Returns:
             Whether the gradient still counts: not if the job was rolled back meanwhile, or the trainer's lease

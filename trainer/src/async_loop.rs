@@ -62,6 +62,8 @@ pub async fn train(
         position: Position::default(),
         pushed_to: 0,
         loss_sum: 0.0,
+        weight: 0.0,
+        is_weighted: false,
         batches: 0,
     };
     worker.pull().await?;
@@ -93,6 +95,9 @@ struct Worker<'a> {
     /// Number of leading records of the current task that were pushed.
     pushed_to: u32,
     loss_sum: f64,
+    /// What the records since the last push count, and whether that may differ from their number.
+    weight: f64,
+    is_weighted: bool,
     /// Mini-batches in this generation.
     batches: u64,
 }
@@ -191,7 +196,7 @@ impl Worker<'_> {
             (u64::from(settings.push_every), u64::from(settings.pull_every));
         let records_min = self.context.spec().model.min_records();
         let batches = mini_batches(records.len() as u32, settings.batch, records_min);
-        let mut loss_sum = 0.0;
+        let (mut loss_sum, mut weight, mut is_weighted) = (0.0, 0.0, false);
         self.pushed_to = 0;
         for (step, range) in batches.iter().enumerate() {
             let indices: Vec<u32> = range.clone().collect();
@@ -217,6 +222,11 @@ impl Worker<'_> {
             self.gradient = Some(computed.gradient);
             self.loss_sum += computed.loss_sum;
             loss_sum += computed.loss_sum;
+            let of_batch = computed.weight.unwrap_or(batch.len() as f64);
+            weight += of_batch;
+            is_weighted |= computed.weight.is_some();
+            self.weight += of_batch;
+            self.is_weighted |= computed.weight.is_some();
             self.batches += 1;
             // The record ranges of pushes are their names: they do not depend on the trainer. The task is
             // done only once its last push is acknowledged.
@@ -230,7 +240,11 @@ impl Worker<'_> {
                 self.pull().await?;
             }
         }
-        Ok(loss_sum)
+        // The master divides it by the number of records.
+        Ok(match is_weighted {
+            true if weight != 0.0 => loss_sum * (records.len() as f64 / weight),
+            true | false => loss_sum,
+        })
     }
 
     /// Adds the gradients of rows of each table.
@@ -252,8 +266,11 @@ impl Worker<'_> {
         let gradient = self.gradient.take().expect("a gradient was computed since the last push");
         let mut values = gradient.into_values();
         let mut rows = std::mem::take(&mut self.rows);
+        let weight = std::mem::take(&mut self.weight);
+        let weight = std::mem::take(&mut self.is_weighted).then_some(weight);
+        let divisor = weight.unwrap_or(records as f64);
         let (layout, rules) = (self.context.layout(), &self.context.spec().optimizer);
-        clip(&mut values, &mut rows, layout, records, rules);
+        clip(&mut values, &mut rows, layout, divisor, rules);
         if self.generation.pservers().rounds() {
             in_place(|| self.round(&mut values));
         }
@@ -263,6 +280,7 @@ impl Worker<'_> {
         let gradient = Gradient {
             records,
             loss_sum: std::mem::take(&mut self.loss_sum),
+            weight,
             checksum: checksum(range.pass, range.task, range.from..range.to),
             values,
             rows,
@@ -329,18 +347,18 @@ impl Worker<'_> {
     }
 }
 
-/// Clips the mean gradient, given as a sum over `records`: by value first, then by norm, as pservers do in
+/// Clips the mean gradient, given as a sum that is divided by `weight`: by value first, then by norm, as pservers do in
 /// synchronous mode with the norm over all slots. In asynchronous mode only the trainer has the whole
 /// gradient.
 fn clip(
     values: &mut [f32],
     rows: &mut [Rows],
     layout: &Layout,
-    records: u64,
+    weight: f64,
     rules: &OptimizerSpec,
 ) {
-    let Some(bound) = rules.clip_norm else { return };
-    if let Some(most) = rules.clip_value.map(|most| most * records as f32) {
+    let Some(bound) = rules.clip_norm.filter(|_| 0.0 < weight) else { return };
+    if let Some(most) = rules.clip_value.map(|most| most * weight as f32) {
         let clip = |value: &mut f32| *value = bounded(*value, most);
         layout.optimized().for_each(|range| values[range].iter_mut().for_each(clip));
         rows.iter_mut().for_each(|rows| rows.values_mut().iter_mut().for_each(clip));
@@ -348,7 +366,7 @@ fn clip(
     let gradient = layout.optimized().flat_map(|range| &values[range]);
     let gradient = gradient.chain(rows.iter().flat_map(Rows::values));
     let square: f64 = gradient.map(|value| f64::from(*value) * f64::from(*value)).sum();
-    let norm = square.sqrt() / records as f64;
+    let norm = square.sqrt() / weight;
     if f64::from(bound) < norm {
         let shrink = (f64::from(bound) / norm) as f32;
         let scale = |value: &mut f32| *value *= shrink;

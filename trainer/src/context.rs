@@ -170,6 +170,8 @@ pub enum Destination {
 /// A gradient, checked to be finite: the sum over some records.
 pub struct Computed {
     pub loss_sum: f64,
+    /// What the records count in the mean, if that is not their number.
+    pub weight: Option<f64>,
     pub gradient: Parameters,
 }
 
@@ -300,7 +302,9 @@ impl Context {
                 HeldOut::Records(records) => {
                     let batch = Batch::from(records.as_ref());
                     let parameters = &self.with_rows(parameters, &batch, None, generation).await?;
-                    evaluated.sums.merge(&in_place(|| self.model.evaluate(parameters, &batch))?);
+                    let sums = in_place(|| self.model.evaluate(parameters, &batch))?;
+                    self.check_weights(&batch, sums.weights.is_some())?;
+                    evaluated.sums.merge(&sums);
                 }
                 HeldOut::GivenUp => {}
                 HeldOut::Failed(error) => evaluated.failed = Some(error),
@@ -347,8 +351,9 @@ impl Context {
             pass: position.pass,
             version: position.version,
             records: sums.records,
-            loss: sums.mean_loss().unwrap_or(0.0),
-            metric: sums.metric(&metric).unwrap_or(0.0),
+            // Nothing may count, and a record may still be held out.
+            loss: sums.mean_loss().unwrap_or(f64::NAN),
+            metric: sums.metric(&metric).unwrap_or(f64::NAN),
             metric_name: metric.name.to_owned(),
             course: None,
             model: None,
@@ -707,7 +712,7 @@ impl Context {
         into: Destination,
     ) -> Result<Computed, TrainError> {
         let (computed, took) = self.timed(key.lane, batch.len(), |model| {
-            let (loss_sum, gradient) = match into {
+            let (loss_sum, mut gradient) = match into {
                 Destination::Replaced(mut gradient) => {
                     (model.fresh_gradient(parameters, batch, key, &mut gradient)?, gradient)
                 }
@@ -715,15 +720,37 @@ impl Context {
                     (model.gradient(parameters, batch, key, &mut sum)?, sum)
                 }
             };
-            if gradient.is_finite() {
-                return Ok(Computed { loss_sum, gradient });
-            }
+            let weight = gradient.take_weight();
+            self.check_weights(batch, weight.is_some())?;
             let MicroBatch { lane, step, pass, .. } = key;
+            if let Some(weight) = weight.filter(|it| !it.is_finite() || *it < 0.0) {
+                let message = format!(
+                    "the records of lane {lane}, step {step} of pass {pass} count {weight}, which is not a finite \
+                     number from 0 on"
+                );
+                return Err(ModelError::Failed { message }.into());
+            }
+            if gradient.is_finite() {
+                return Ok(Computed { loss_sum, weight, gradient });
+            }
             let what = format!("the gradient of lane {lane}, step {step} of pass {pass}");
             Err(TrainError::NotFinite { what })
         });
         self.note_computed(batch.len(), took);
         computed
+    }
+
+    /// Checks that the model has used the weights of the records, if they have some.
+    fn check_weights(&self, batch: &Batch<'_>, are_used: bool) -> Result<(), ModelError> {
+        if batch.weights.is_empty() || are_used {
+            return Ok(());
+        }
+        let message = format!(
+            "the model `{}` does not use the weights of the records, those of `dataset.weight`: let it return what the \
+             records count beside their loss, or remove `dataset.weight`",
+            self.spec().model.kind
+        );
+        Err(ModelError::Failed { message })
     }
 
     /// Computes the sum of the gradients of lanes at once, if the model can; sets `gradient` and returns the

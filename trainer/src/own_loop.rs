@@ -409,6 +409,9 @@ impl Model for InLoop {
         let mut computed = Parameters::zeros(parameters.layout().clone());
         let loss_sum = self.fresh_gradient(parameters, batch, key, &mut computed)?;
         gradient.add(&computed);
+        if let Some(weight) = computed.take_weight() {
+            gradient.set_weight(weight);
+        }
         Ok(loss_sum)
     }
 

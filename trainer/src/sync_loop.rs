@@ -157,6 +157,14 @@ struct LanePart {
     ids: Vec<BatchIds>,
 }
 
+/// The sum of the gradients of some lanes.
+struct Summed {
+    /// Absent without any record.
+    sum: Option<Gradient>,
+    /// What the records of each lane count, where that is not their number.
+    weights: BTreeMap<Lane, f64>,
+}
+
 /// Returns rows of zeros for the gradient of a batch, given rows of each table.
 fn zeros(ids: &[BatchIds], rows: &[Rows]) -> Vec<TableRows> {
     ids.iter().zip(rows).map(|(ids, rows)| ids.zeros(rows.width())).collect()
@@ -357,9 +365,14 @@ impl Worker<'_> {
         let nodes = self.tree.cover(&lanes).into_iter();
         for node in nodes.flat_map(|node| self.divided(node, &loaded)).collect::<Vec<_>>() {
             let parts: Vec<&LanePart> = node.lanes().map(|lane| &loaded[&lane]).collect();
-            let sum = self.sum(&parts, &rows)?.unwrap_or_default();
+            let Summed { sum, weights } = self.sum(&parts, &rows)?;
+            let sum = sum.unwrap_or_default();
             self.buffers.keep(&sum.values);
-            let shares = parts.iter().map(|part| part.share).collect();
+            let weighted = |part: &&LanePart| {
+                let weight = weights.get(&part.key.lane).copied();
+                LaneShare { weight, ..part.share }
+            };
+            let shares = parts.iter().map(weighted).collect();
             let name = LanesName { version: position.version, first: node.first(), shares };
             self.push(name, sum);
         }
@@ -426,20 +439,25 @@ impl Worker<'_> {
         self.pushes.spawn(push.instrument(info_span!(target: TRACE, "push", lane)));
     }
 
-    /// Computes the gradients of all lanes of a node, and adds them up; `None` without any record.
-    fn sum(&mut self, parts: &[&LanePart], rows: &[Rows]) -> Result<Option<Gradient>, TrainError> {
+    /// Computes the gradients of all lanes of a node, and adds them up.
+    fn sum(&mut self, parts: &[&LanePart], rows: &[Rows]) -> Result<Summed, TrainError> {
+        let mut weights = BTreeMap::new();
         if let Some(sum) = self.sum_at_once(parts)? {
-            return Ok(Some(sum));
+            return Ok(Summed { sum: Some(sum), weights });
         }
         let mut sums = LaneSums::new(self.tree);
         for part in parts {
-            let gradient = self.compute(part, rows)?;
+            let computed = self.compute(part, rows)?;
+            let weight = computed.as_ref().and_then(|(_, weight)| *weight);
+            weights.extend(weight.map(|weight| (part.key.lane, weight)));
+            let gradient = computed.map(|(gradient, _)| gradient);
             sums.put(self.tree.leaf(part.key.lane), gradient, |left, right| {
                 self.buffers.keep(&right.values);
                 in_place(|| self.generation.pservers().add(left, right))
             });
         }
-        Ok(sums.into_held().next().and_then(|(_, sum)| sum))
+        let sum = sums.into_held().next().and_then(|(_, sum)| sum);
+        Ok(Summed { sum, weights })
     }
 
     /// Computes the sum of [`Worker::sum`], with the same bits, for several lanes that the model computes together.
@@ -462,11 +480,16 @@ impl Worker<'_> {
         };
         let checksum = parts.iter().fold(0_u64, |sum, part| sum.wrapping_add(part.share.checksum));
         let (records, rows) = (batches.records() as u64, Vec::new());
-        Ok(Some(Gradient { records, loss_sum, checksum, values, rows }))
+        Ok(Some(Gradient { records, loss_sum, weight: None, checksum, values, rows }))
     }
 
-    /// Computes the gradient of one lane; `None` without records.
-    fn compute(&mut self, part: &LanePart, rows: &[Rows]) -> Result<Option<Gradient>, TrainError> {
+    /// Computes the gradient of one lane, and what its records count if that is not their number; `None` without
+    /// records.
+    fn compute(
+        &mut self,
+        part: &LanePart,
+        rows: &[Rows],
+    ) -> Result<Option<(Gradient, Option<f64>)>, TrainError> {
         let LanePart { share, key, records, ids } = part;
         if records.is_empty() {
             return Ok(None);
@@ -487,13 +510,15 @@ impl Worker<'_> {
         if pservers.rounds() {
             in_place(|| pservers.round(&mut values));
         }
-        Ok(Some(Gradient {
+        let gradient = Gradient {
             records: share.records.into(),
             loss_sum: computed.loss_sum,
+            weight: None,
             checksum: share.checksum,
             values: Arc::new(values),
             rows,
-        }))
+        };
+        Ok(Some((gradient, computed.weight)))
     }
 
     /// Loads one lane's part of the step, if its data can be loaded.
@@ -512,7 +537,7 @@ impl Worker<'_> {
         let Some(end) = self.lane_end(position.pass, step, lane).await? else {
             return Ok(None);
         };
-        let share = LaneShare { records: records.len() as u32, checksum, end };
+        let share = LaneShare { records: records.len() as u32, checksum, end, weight: None };
         let key = MicroBatch { seed: self.context.spec().seed, pass: position.pass, step, lane };
         let ids = self.context.ids(&Batch::from(&records), Some(&key))?;
         Ok(Some(LanePart { share, key, records, ids }))

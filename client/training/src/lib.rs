@@ -77,7 +77,7 @@
 //!                 let checksum = checksum(pass, task, 0..records);
 //!                 let (records, values) = (records.into(), Arc::new(values));
 //!                 // The model has no tables.
-//!                 let gradient = Gradient { records, loss_sum, checksum, values, rows: vec![] };
+//!                 let gradient = Gradient { records, loss_sum, checksum, values, rows: vec![], weight: None };
 //!                 pservers.push(ContributionName::Range { range, version }, gradient).await?;
 //!                 tasks.report(TaskOutcome::Finished { records, loss_sum, version }, spent).await?
 //!             }

@@ -69,6 +69,9 @@ pub(crate) struct SlotClient {
 pub struct Gradient {
     pub records: u64,
     pub loss_sum: f64,
+    /// Asynchronous mode: what the records count in the mean, if that is not their number. In synchronous mode the
+    /// shares of the lanes say it.
+    pub weight: Option<f64>,
     /// Sum of the records' checksums.
     pub checksum: u64,
     /// The values of all blocks, flat.
@@ -193,6 +196,7 @@ impl Pservers {
                 target: Some(slot.target),
                 records: gradient.records,
                 loss_sum: gradient.loss_sum,
+                weight: gradient.weight,
                 checksum: gradient.checksum,
                 name: Some(Name::from(&name)),
             };

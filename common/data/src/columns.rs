@@ -94,7 +94,7 @@ impl Named<'_> {
 }
 
 /// Resolves the feature columns of one file in the order of the model's input: the order of the job's
-/// list, and within a wildcard the order of the file. A wildcard never matches the label.
+/// list, and within a wildcard the order of the file. A wildcard never matches the label or the weight.
 pub(crate) fn resolve(
     spec: &DatasetSpec,
     file: &str,
@@ -106,11 +106,14 @@ pub(crate) fn resolve(
     }
     let find = |name: &str| named.get(name).ok_or_else(|| unknown(columns, name, file));
     find(&spec.label)?.fit(file)?;
+    if let Some(weight) = &spec.weight {
+        find(weight)?.fit(file)?;
+    }
     let mut features = Vec::new();
     let mut taken = BTreeSet::new();
     for wanted in &spec.features {
         let found = match wanted.contains('*') {
-            true => matching(columns, wanted, &spec.label, file)?,
+            true => matching(columns, wanted, spec, file)?,
             false => vec![find(wanted)?.column],
         };
         for column in found {
@@ -148,7 +151,7 @@ pub(crate) fn resolve_typed(
     let mut found = Vec::new();
     let mut taken = BTreeSet::new();
     for wanted in spec.columns.iter().chain(&spec.categories) {
-        for column in matching(columns, wanted, &spec.label, file)? {
+        for column in matching(columns, wanted, spec, file)? {
             if !taken.insert(&column.name) {
                 continue;
             }
@@ -198,13 +201,14 @@ fn typed(spec: &DatasetSpec, file: &str, column: &Column) -> Result<ColumnType, 
 fn matching<'a>(
     columns: &'a [Column],
     pattern: &str,
-    label: &str,
+    spec: &DatasetSpec,
     file: &str,
 ) -> Result<Vec<&'a Column>, DataError> {
     let matcher = wildcard(pattern);
     let found: Vec<&Column> = columns
         .iter()
-        .filter(|column| column.name != label && matcher.matches(&column.name))
+        .filter(|column| column.name != spec.label && spec.weight.as_ref() != Some(&column.name))
+        .filter(|column| matcher.matches(&column.name))
         .collect();
     match found.is_empty() {
         true => Err(unknown(columns, pattern, file)),
@@ -248,6 +252,7 @@ mod tests {
             format: DataFormat::Parquet,
             features: features.iter().map(|name| (*name).to_owned()).collect(),
             label: label.to_owned(),
+            weight: None,
             columns: vec![],
             categories: vec![],
             crosses: Default::default(),

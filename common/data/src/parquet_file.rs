@@ -171,6 +171,7 @@ impl ParquetFile {
         Ok(Wanted {
             features: wanted.features.into_iter().map(number).collect::<Result<_, _>>()?,
             label: wanted.label.map(number).transpose()?,
+            weight: wanted.weight.map(number).transpose()?,
             columns: wanted.columns.into_iter().map(value).collect::<Result<_, _>>()?,
         })
     }

@@ -209,8 +209,9 @@ async fn inspect(spec: &DatasetSpec, file: &Location) -> Result<Inspected, DataE
         let table = ParquetFile::open(file, size_bytes).await?;
         let choice = Choice::new(spec, &url, &table.columns())?;
         let label = (!spec.label.is_empty()).then_some(&spec.label);
-        table.check_codecs(choice.names().chain(label))?;
-        table.check_deltas(choice.names().chain(label)).await?;
+        let others = label.into_iter().chain(&spec.weight);
+        table.check_codecs(choice.names().chain(others.clone()))?;
+        table.check_deltas(choice.names().chain(others)).await?;
         return Ok(inspected(choice, table.shape()));
     };
     let layout = text::layout(file, size_bytes, dialect).await?;

@@ -164,10 +164,11 @@ impl Source {
     }
 }
 
-/// Indexes of the wanted columns in a file: features and label, or columns.
+/// Indexes of the wanted columns in a file: features, label and weight, or columns.
 pub(crate) struct Wanted {
     pub features: Vec<usize>,
     pub label: Option<usize>,
+    pub weight: Option<usize>,
     pub columns: Vec<usize>,
 }
 
@@ -189,13 +190,15 @@ impl Wanted {
         Ok(Self {
             features: options.features.iter().map(place).collect::<Result<_, _>>()?,
             label: options.label.as_ref().map(place).transpose()?,
+            weight: options.weight.as_ref().map(place).transpose()?,
             columns: options.columns.iter().map(|it| place(&it.name)).collect::<Result<_, _>>()?,
         })
     }
 
     /// Returns the indexes of all wanted columns.
     pub fn all(&self) -> impl Iterator<Item = usize> {
-        self.features.iter().copied().chain(self.label).chain(self.columns.iter().copied())
+        let numbers = self.features.iter().copied().chain(self.label).chain(self.weight);
+        numbers.chain(self.columns.iter().copied())
     }
 }
 
@@ -204,6 +207,8 @@ impl Wanted {
 pub(crate) enum Conversion {
     /// Uses the values as they are, without a default, a transformation or a scale.
     Plain,
+    /// As [`Conversion::Plain`], and refuses negative values.
+    Weight,
     Feature {
         missing: Option<f32>,
         transform: Transform,
@@ -222,6 +227,10 @@ impl Conversion {
     pub fn convert(self, value: Option<f64>, empty: &str) -> Result<f32, String> {
         match self {
             Self::Plain => narrow(value.ok_or(empty)?, 1.0),
+            Self::Weight => match narrow(value.ok_or(empty)?, 1.0)? {
+                value if value < 0.0 => Err(format!("the weight {value} is negative")),
+                value => Ok(value),
+            },
             Self::Feature { missing, transform, scale } => {
                 let value = value.or(missing.map(f64::from)).ok_or_else(|| {
                     format!("{empty}; `dataset.missing` sets the value of empty features")

@@ -358,6 +358,10 @@ impl<'a> Collector<'a> {
             }
             let number = find(label).number(Conversion::Plain);
             self.numbers.labels.push(number.map_err(|reason| (label.clone(), reason))?);
+            if let Some(weight) = &self.options.weight {
+                let number = find(weight).number(Conversion::Weight);
+                self.numbers.weights.push(number.map_err(|reason| (weight.clone(), reason))?);
+            }
         }
         self.records += 1;
         Ok(())

@@ -191,6 +191,8 @@ pub struct ReadOptions {
     pub features: Vec<String>,
     /// `None` for a dataset of `columns`.
     pub label: Option<String>,
+    /// The column with what each record counts.
+    pub weight: Option<String>,
     pub missing: Option<f32>,
     pub transform: Transform,
     pub feature_scale: f32,
@@ -225,6 +227,7 @@ impl ReadOptions {
             has_header: spec.header == crate::job::spec::Header::Present,
             features: manifest.features.clone(),
             label: spec.columns.is_empty().then(|| spec.label.clone()),
+            weight: spec.weight.clone(),
             missing: spec.missing,
             transform: spec.transform,
             feature_scale: spec.feature_scale,
@@ -250,6 +253,8 @@ pub struct Records {
     pub labels: Vec<f32>,
     /// The columns of a dataset without features and label.
     pub columns: Vec<Column>,
+    /// What each record counts; empty if each counts once.
+    pub weights: Vec<f32>,
 }
 
 impl Records {
@@ -273,7 +278,8 @@ impl Records {
     /// Returns the memory that features, labels and columns take, in bytes.
     pub fn size_bytes(&self) -> usize {
         let columns: usize = self.columns.iter().map(Column::size_bytes).sum();
-        size_of_val(&self.features[..]) + size_of_val(&self.labels[..]) + columns
+        let numbers = [&self.features, &self.labels, &self.weights];
+        numbers.map(|it| size_of_val(&it[..])).iter().sum::<usize>() + columns
     }
 
     /// Returns the records at `indices`, in that order.
@@ -292,6 +298,7 @@ impl Records {
             let row = &self.features[index * self.width..(index + 1) * self.width];
             picked.features.extend_from_slice(row);
             picked.labels.push(self.labels[index]);
+            picked.weights.extend(self.weights.get(index));
         }
         picked
     }
@@ -301,6 +308,7 @@ impl Records {
         self.width = other.width;
         self.features.extend_from_slice(&other.features);
         self.labels.extend_from_slice(&other.labels);
+        self.weights.extend_from_slice(&other.weights);
         match self.columns.is_empty() {
             true => self.columns.clone_from(&other.columns),
             false => {

@@ -83,6 +83,17 @@ impl ModelSpec {
         if model.is_none_or(|model| model.inputs == Inputs::Features) {
             found.inapplicable("factors", self.factors.is_some());
         }
+        let are_weights = self.class_weights.iter().all(|it| it.is_finite() && 0.0 <= *it);
+        found.range("class_weights", are_weights, "must be finite numbers from 0 on");
+        match (model, self.classes) {
+            (None, _) | (Some(_), None) => {
+                found.inapplicable("class_weights", !self.class_weights.is_empty());
+            }
+            (Some(_), Some(classes)) => {
+                let fits = [0, classes].contains(&self.class_weights.len());
+                found.range("class_weights", fits, "must have a number for each class");
+            }
+        }
         if let Some(model) = model {
             let factors_max = WIDTH_MAX - 1;
             let is_within = self.factors.is_none_or(|it| (1..=factors_max).contains(&it));

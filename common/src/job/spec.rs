@@ -99,6 +99,9 @@ pub struct DatasetSpec {
     /// The column to predict: a class index or a number.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub label: String,
+    /// The column with what each record counts; each counts once without it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight: Option<String>,
     /// Columns whose values are categories, such as words or numbers of users, by name, with `*` as in `features`. They
     /// are used beside `features`, of which there may be none then.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -211,6 +214,9 @@ pub struct ModelSpec {
     /// Models of categories: factors of each category.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub factors: Option<usize>,
+    /// Built-in classifiers: what the records of each class count in the loss; all count the same when empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub class_weights: Vec<f32>,
     /// Widths of hidden layers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hidden: Vec<usize>,

@@ -191,6 +191,7 @@ impl JobSpec {
                 format!("`dataset.label` `{}` is also a feature", dataset.label),
             ));
         }
+        self.weight_errors(errors);
         if dataset.categories.contains(&dataset.label) {
             errors.push(SpecError::new(
                 &["dataset.label", "dataset.categories"],
@@ -253,6 +254,34 @@ impl JobSpec {
                 &["evaluation.every_passes"],
                 "`evaluation.every_passes` must be at least 1",
             ));
+        }
+    }
+
+    /// Adds the errors of the weights of records.
+    fn weight_errors(&self, errors: &mut Vec<SpecError>) {
+        let dataset = &self.dataset;
+        let Some(weight) = &dataset.weight else { return };
+        let mut error = |key: &str, text: String| {
+            errors.push(SpecError::new(&["dataset.weight", key], text));
+        };
+        if !dataset.columns.is_empty() {
+            error(
+                "dataset.columns",
+                "`dataset.weight` applies to `dataset.features`; name the column in `dataset.columns`, and pass \
+                 `weight` to the Python model"
+                    .to_owned(),
+            );
+        }
+        if dataset.format == DataFormat::Libsvm {
+            let text =
+                "`dataset.weight` does not apply to LibSVM, which has no such column; remove it";
+            error("dataset.format", text.to_owned());
+        }
+        let others = [&dataset.features[..], &dataset.categories[..]].concat();
+        if *weight == dataset.label || others.contains(weight) {
+            let text =
+                format!("`dataset.weight` `{weight}` is also the label, a feature or a category");
+            error("dataset.features", text);
         }
     }
 
@@ -567,6 +596,35 @@ mod tests {
         let found = errors("columns = ['x']", &model("__main__:build"));
         assert!(found[0].contains("names `__main__`"), "{found:?}");
         assert_eq!(errors("columns = ['x']", &model("main:build")), [""; 0]);
+    }
+
+    #[test]
+    fn weights_are_of_records_and_classes_that_there_are() {
+        let features = "label = 'y'\nfeatures = ['x']";
+        let softmax = |keys: &str| {
+            errors(
+                &format!("{features}\n{keys}"),
+                "kind = 'softmax'\nclasses = 2\nclass_weights = [1, 0.5]",
+            )
+        };
+        assert_eq!(softmax("weight = 'w'"), [""; 0]);
+        for other in ["x", "y"] {
+            let found = softmax(&format!("weight = '{other}'"));
+            assert_eq!(
+                found,
+                [format!("`dataset.weight` `{other}` is also the label, a feature or a category")]
+            );
+        }
+        let found = errors("columns = ['x']\nweight = 'x'", "kind = 'python'\nentry = 'a:b'");
+        assert!(found[0].contains("name the column in `dataset.columns`"), "{found:?}");
+        let of = |model: &str| errors(features, model);
+        let found = of("kind = 'mlp'\nhidden = [2]\nclass_weights = [1, 1]");
+        assert_eq!(found, ["`model.class_weights` does not apply to `mlp`; remove it"]);
+        let found = of("kind = 'softmax'\nclasses = 3\nclass_weights = [1, 1]");
+        assert_eq!(found, ["`model.class_weights` must have a number for each class"]);
+        let found = of("kind = 'softmax'\nclasses = 2\nclass_weights = [1, -1]");
+        assert_eq!(found, ["`model.class_weights` must be finite numbers from 0 on"]);
+        assert!(!of("kind = 'my-own'\nclass_weights = [1]").is_empty());
     }
 
     #[test]

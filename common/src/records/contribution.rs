@@ -6,7 +6,7 @@ use crate::ids::{Lane, Version};
 use crate::records::applied_records::RecordRange;
 
 /// Names a contribution; contributions with equal names carry equal bits.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum ContributionName {
     /// Synchronous mode.
     Lanes(LanesName),
@@ -19,7 +19,7 @@ pub enum ContributionName {
 }
 
 /// Names the sum of a node of the lane tree, for the step that begins at `version`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct LanesName {
     pub version: Version,
     /// The first lane of the node.
@@ -29,12 +29,21 @@ pub struct LanesName {
 }
 
 /// Describes the part of one lane in a contribution.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LaneShare {
     pub records: u32,
     /// Sum of the records' checksums.
     pub checksum: u64,
     pub end: LaneEnd,
+    /// What the records count in the mean gradient and loss, if that is not their number.
+    pub weight: Option<f64>,
+}
+
+impl LaneShare {
+    /// Returns what the records count in the mean gradient and loss.
+    pub fn weight(&self) -> f64 {
+        self.weight.unwrap_or(f64::from(self.records))
+    }
 }
 
 /// Says whether a lane has further records after a contribution.

@@ -10,7 +10,7 @@ use steadfast_common::tensor::table::Rows;
 use steadfast_pserver_storage::StorageError;
 
 use crate::block_store::{BlockStore, Parameters, ShardSnapshot};
-use crate::contribution::{Contributed, Contribution, Refusal, locate};
+use crate::contribution::{Contributed, Contribution, Divisor, Refusal, check_weight, locate};
 use crate::rules::Rules;
 use crate::tables::{TableRows, TablesSnapshot};
 
@@ -67,6 +67,7 @@ impl AsyncShard {
         if named != contribution.records || named == 0 {
             return Err(Refusal::RecordsMismatch { records: contribution.records, named });
         }
+        contribution.weight.map_or(Ok(()), check_weight)?;
         let mut fresh = Vec::new();
         for applied in &self.blocks.applied {
             fresh.push(match applied.classify(range) {
@@ -81,13 +82,14 @@ impl AsyncShard {
             return Ok(Contributed::Duplicate);
         }
         contribution.check_tables(&self.blocks.tables().held().widths)?;
-        let Contribution { records, loss_sum, checksum, blocks, rows } = contribution;
+        let Contribution { records, loss_sum, weight, checksum, blocks, rows } = contribution;
+        let by = Divisor::new(records, weight);
         let (mut sums, wanted) = (locate(blocks, self.blocks.list())?, self.blocks.list().len());
         if sums.len() != wanted {
             return Err(Refusal::WrongBlocks { found: sums.len(), wanted });
         }
         sums.retain(|(index, _)| fresh[self.blocks.applied_of(*index)]);
-        let mean = self.blocks.mean(records, None);
+        let mean = self.blocks.mean(by, None);
         self.blocks.apply(mean, sums.into_iter());
         self.blocks.apply_rows(mean, rows, range.pass, |applied| fresh[applied])?;
         self.blocks.updates += 1;
@@ -100,7 +102,7 @@ impl AsyncShard {
         position.version = Version(position.version.0 + 1);
         position.pass = position.pass.max(range.pass);
         position.examples = examples;
-        position.loss = Some(loss_sum / records as f64);
+        position.loss = by.mean_of(loss_sum).or(position.loss);
         Ok(Contributed::Complete)
     }
 

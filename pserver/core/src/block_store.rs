@@ -19,7 +19,7 @@ use steadfast_common::tensor::table::Rows;
 use steadfast_pserver_storage::StorageError;
 
 use crate::buffer_pool::BufferPool;
-use crate::contribution::ValidatedBlock;
+use crate::contribution::{Divisor, ValidatedBlock};
 use crate::optimizer::Optimizer;
 use crate::rules::Rules;
 use crate::tables::{Obsolete, RowUpdate, TableRows, Tables, TablesSnapshot};
@@ -275,10 +275,10 @@ impl BlockStore {
         self.rules.optimizer.clip_norm.is_some()
     }
 
-    /// Returns the mean over `records`, clipped by value, and by the global `norm` if it is given.
-    pub(crate) fn mean(&self, records: u64, norm: Option<f64>) -> Mean {
+    /// Returns the mean of a sum, clipped by value, and by the global `norm` if it is given.
+    pub(crate) fn mean(&self, by: Divisor, norm: Option<f64>) -> Mean {
         let OptimizerSpec { clip_value, clip_norm, .. } = self.rules.optimizer;
-        Mean::new(records, clip_value).shrunk(norm, clip_norm)
+        Mean::new(by, clip_value).shrunk(norm, clip_norm)
     }
 
     /// Returns whether an update needs all blocks of a parameter, which the slot has then.

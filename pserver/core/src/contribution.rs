@@ -20,6 +20,9 @@ pub struct Contribution {
     pub records: u64,
     /// Sum of the losses of the records.
     pub loss_sum: f64,
+    /// Asynchronous mode: what the mean is divided by, if that is not the number of records. In synchronous mode the
+    /// shares of the lanes say it.
+    pub weight: Option<f64>,
     /// Sum of the checksums of the records (see [`steadfast_common::records::applied_records`]).
     pub checksum: u64,
     /// Values of the shard's blocks; empty if the contribution has no records.
@@ -36,6 +39,26 @@ pub struct Total {
     pub loss_sum: f64,
     pub checksum: u64,
     pub rows: Vec<Rows>,
+}
+
+/// What sums over records are divided by: averaged tensors by the number of records, gradients and losses by the
+/// weight.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Divisor {
+    pub records: u64,
+    pub weight: f64,
+}
+
+impl Divisor {
+    /// Creates the divisor of sums over records that have a weight, or count once each.
+    pub fn new(records: u64, weight: Option<f64>) -> Self {
+        Self { records, weight: weight.unwrap_or(records as f64) }
+    }
+
+    /// Returns the mean of a loss; `None` if nothing counts.
+    pub(crate) fn mean_of(self, loss_sum: f64) -> Option<f64> {
+        (self.weight != 0.0).then(|| loss_sum / self.weight)
+    }
 }
 
 /// Values of one block, all of them finite.
@@ -150,6 +173,10 @@ pub enum Refusal {
         "the push begins at record {from} of task {task}; {counted} records are applied so far"
     )]
     Gap { task: TaskId, from: u32, counted: u32 },
+    #[error(
+        "the weight {weight} of some records is neither 0 nor between {WEIGHT_MIN:e} and {WEIGHT_MAX:e}"
+    )]
+    BadWeight { weight: f64 },
     #[error("the push holds {records} records but names {named}")]
     RecordsMismatch { records: u64, named: u64 },
     #[error(
@@ -180,6 +207,7 @@ impl Refusal {
             | Self::LaneExhausted { .. }
             | Self::EmptyLane { .. }
             | Self::Gap { .. }
+            | Self::BadWeight { .. }
             | Self::RecordsMismatch { .. }
             | Self::WrongMode(_)
             | Self::WrongTables { .. } => ErrorKind::Invalid,
@@ -206,7 +234,7 @@ impl Total {
 impl Contribution {
     /// Returns the blocks and the total, which is `None` if the contribution has no records.
     pub(crate) fn into_parts(self) -> (Vec<ValidatedBlock>, Option<Total>) {
-        let Self { records, loss_sum, checksum, blocks, rows } = self;
+        let Self { records, loss_sum, weight: _, checksum, blocks, rows } = self;
         (blocks, (0 < records).then_some(Total { records, loss_sum, checksum, rows }))
     }
 
@@ -220,11 +248,13 @@ impl Contribution {
     }
 }
 
-/// Checks that the record count and checksum of a contribution are the sums of those of its lanes.
+/// Checks that the record count and checksum of a contribution are the sums of those of its lanes, and their weights
+/// valid.
 ///
 /// # Errors
-/// [`Refusal::RecordsMismatch`].
+/// [`Refusal::RecordsMismatch`], [`Refusal::BadWeight`].
 pub fn check_records(shares: &[LaneShare], records: u64, checksum: u64) -> Result<(), Refusal> {
+    shares.iter().filter_map(|it| it.weight).try_for_each(check_weight)?;
     let named = shares.iter().map(|it| u64::from(it.records)).sum();
     let sum = shares.iter().map(|it| it.checksum).fold(0, u64::wrapping_add);
     if (named, sum) == (records, checksum) {
@@ -232,6 +262,17 @@ pub fn check_records(shares: &[LaneShare], records: u64, checksum: u64) -> Resul
     } else {
         Err(Refusal::RecordsMismatch { records, named })
     }
+}
+
+/// What the records of a lane may count, unless they count nothing: means are computed in `f32`, which the sum over all
+/// lanes must not exceed.
+const WEIGHT_MIN: f64 = 1e-30;
+const WEIGHT_MAX: f64 = 1e30;
+
+/// Checks what some records count.
+pub(crate) fn check_weight(weight: f64) -> Result<(), Refusal> {
+    let is_valid = weight == 0.0 || (WEIGHT_MIN..=WEIGHT_MAX).contains(&weight);
+    if is_valid { Ok(()) } else { Err(Refusal::BadWeight { weight }) }
 }
 
 /// Maps the blocks of a contribution to their indices within the shard, in ascending order.

@@ -11,7 +11,7 @@ use steadfast_common::records::contribution::{LaneEnd, LaneShare};
 use steadfast_common::tensor::compression::Codec;
 use steadfast_common::tensor::lane_tree::{LaneSums, LaneTree, Node};
 
-use crate::contribution::{Refusal, Total, ValidatedBlock};
+use crate::contribution::{Divisor, Refusal, Total, ValidatedBlock};
 
 /// The shares that lanes declared.
 type Shares = BTreeMap<Lane, LaneShare>;
@@ -146,9 +146,12 @@ impl LaneSum {
         Some((place, self.blocks[place].take_whole()?))
     }
 
-    /// Returns the number of records of all lanes; complete once every lane declared its share.
-    pub fn records(&self) -> u64 {
-        self.shares.values().map(|share| u64::from(share.records)).sum()
+    /// Returns what the sums over all lanes are divided by; complete once every lane declared its share. Weights are
+    /// added in the order of lanes, however they were pushed.
+    pub fn divisor(&self) -> Divisor {
+        let records = self.shares.values().map(|share| u64::from(share.records)).sum();
+        let weight = self.shares.values().map(LaneShare::weight).sum();
+        Divisor { records, weight }
     }
 
     /// Returns the total over all lanes of a complete step; `None` without records.
@@ -188,8 +191,8 @@ impl LaneSum {
 fn check_shares(known: &Shares, node: Node, shares: &[LaneShare]) -> Result<(), Refusal> {
     for (lane, share) in node.lanes().zip(shares) {
         // Only the records determine the gradient; whether the lane ends does not matter here.
-        let conflicts =
-            |known: &LaneShare| (known.records, known.checksum) != (share.records, share.checksum);
+        let named = |it: &LaneShare| (it.records, it.checksum, it.weight.map(f64::to_bits));
+        let conflicts = |known: &LaneShare| named(known) != named(share);
         if known.get(&lane).is_some_and(conflicts) {
             return Err(Refusal::ConflictingShare { lane });
         }

@@ -15,7 +15,7 @@ use steadfast_pserver_storage::StorageError;
 
 use crate::block_store::{BlockStore, Parameters, ShardSnapshot};
 use crate::contribution::{
-    Contributed, Contribution, Refusal, ValidatedBlock, check_records, locate,
+    Contributed, Contribution, Refusal, ValidatedBlock, check_records, check_weight, locate,
 };
 use crate::lane_sum::{LaneSum, PassState};
 use crate::rules::Rules;
@@ -209,6 +209,7 @@ impl SyncShard {
                 (true | false, LaneShare { .. }) => {}
             }
         }
+        shares.iter().filter_map(|it| it.weight).try_for_each(check_weight)?;
         // Also for complete contributions: another slot may lack this one and accept the other.
         self.lane_sum.check(node, shares)?;
         Ok((!self.lane_sum.has(node)).then_some(node))
@@ -222,7 +223,7 @@ impl SyncShard {
     /// Returns, for each block and each range of a table, the squared norm of the complete step's *mean* gradient
     /// (after clipping by value), summed in order in `f64`. Ranges are numbered after all blocks of the layout.
     pub fn squares(&self) -> Vec<(u32, f64)> {
-        let mean = self.blocks.mean(self.lane_sum.records(), None);
+        let mean = self.blocks.mean(self.lane_sum.divisor(), None);
         let layout = self.blocks.layout();
         let of_block = |(index, (number, block)): (usize, &(u32, Block))| {
             let square = match layout.update_rule(block) {
@@ -274,7 +275,7 @@ impl SyncShard {
             self.previous = None;
             self.previous = Some(self.blocks.parameters());
         }
-        let mean = self.blocks.mean(self.lane_sum.records(), norm);
+        let mean = self.blocks.mean(self.lane_sum.divisor(), norm);
         let Self { blocks, lane_sum, early, .. } = self;
         let ready = std::iter::from_fn(|| lane_sum.take_ready());
         blocks.apply(mean, ready.inspect(|(index, _)| early.push(*index)));
@@ -293,10 +294,12 @@ impl SyncShard {
         let (mut records, mut checksum) = (0, 0);
         if let Some(total) = self.lane_sum.take_total() {
             (records, checksum) = (total.records, total.checksum);
-            let (mean, pass) = (self.blocks.mean(records, norm), self.blocks.position.pass);
+            let by = self.lane_sum.divisor();
+            let (mean, pass) = (self.blocks.mean(by, norm), self.blocks.position.pass);
             self.previous_rows = self.blocks.apply_rows(mean, total.rows, pass, |_| true)?;
             self.blocks.updates += 1;
-            self.blocks.position.loss = Some(total.loss_sum / records as f64);
+            let position = &mut self.blocks.position;
+            position.loss = by.mean_of(total.loss_sum).or(position.loss);
         }
         let BlockStore { position, applied, .. } = &mut self.blocks;
         applied.iter_mut().for_each(|applied| applied.count(position.pass, records, checksum));

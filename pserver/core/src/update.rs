@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use steadfast_common::tensor::finite::bounded;
 
+use crate::contribution::Divisor;
 use crate::optimizer::{Moment, Optimizer, State, norms_of};
 use crate::values::Values;
 
@@ -30,6 +31,8 @@ pub(crate) struct Update {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mean {
     scale: f32,
+    /// Factor of sums of which each record counts once.
+    of_records: f32,
     /// Bound on the absolute value of each element.
     clip: Option<f32>,
     /// Factor that reduces the clipped mean to the bound on its norm.
@@ -37,10 +40,11 @@ pub(crate) struct Mean {
 }
 
 impl Mean {
-    /// Creates the mean of a sum over `records`, with each value clipped to `clip`.
-    pub(crate) fn new(records: u64, clip: Option<f32>) -> Self {
-        let scale = if records == 0 { 0.0 } else { 1.0 / records as f32 };
-        Self { scale, clip, shrink: 1.0 }
+    /// Creates the mean of a sum, with each value clipped to `clip`. It is zero if nothing counts.
+    pub(crate) fn new(by: Divisor, clip: Option<f32>) -> Self {
+        let scale = if by.weight == 0.0 { 0.0 } else { 1.0 / by.weight as f32 };
+        let of_records = if by.records == 0 { 0.0 } else { 1.0 / by.records as f32 };
+        Self { scale, of_records, clip, shrink: 1.0 }
     }
 
     /// Returns the mean scaled down to `bound` if its `norm` exceeds it.
@@ -54,9 +58,9 @@ impl Mean {
         Self { shrink, ..self }
     }
 
-    /// Returns the mean without clipping.
-    pub(crate) fn unclipped(self) -> Self {
-        Self { clip: None, shrink: 1.0, ..self }
+    /// Returns the mean over records that count once each, without clipping.
+    pub(crate) fn over_records(self) -> Self {
+        Self { scale: self.of_records, clip: None, shrink: 1.0, ..self }
     }
 
     /// Replaces sums by their means.
@@ -133,10 +137,10 @@ impl Update {
         });
     }
 
-    /// Adds the unclipped mean of a block's sum to its values.
+    /// Adds the unclipped mean over records of a block's sum to its values.
     pub(crate) fn add_mean(&self, sum: &[f32], values: &mut Values) {
         let mut change = values.change();
-        strips(self.mean.unclipped(), sum, |at, mean| {
+        strips(self.mean.over_records(), sum, |at, mean| {
             change.strip(at).iter_mut().zip(mean).for_each(|(value, mean)| *value += *mean);
         });
     }

@@ -43,7 +43,7 @@ async fn slot() -> EventLoopHandle {
 }
 
 fn share(records: u32) -> LaneShare {
-    LaneShare { records, checksum: 5, end: LaneEnd::MoreToCome }
+    LaneShare { records, checksum: 5, end: LaneEnd::MoreToCome, weight: None }
 }
 
 fn lanes(share: LaneShare) -> LanesName {
@@ -66,8 +66,14 @@ async fn part(event_loop: &EventLoopHandle, share: LaneShare, number: u32) {
 async fn rest(event_loop: &EventLoopHandle, number: u32) -> Result<Pushed, EventError> {
     let (name, blocks) =
         (ContributionName::Lanes(lanes(share(1))), vec![block(event_loop, number)]);
-    let contribution =
-        Contribution { records: 1, loss_sum: 0.5, checksum: 5, blocks, rows: Vec::new() };
+    let contribution = Contribution {
+        records: 1,
+        loss_sum: 0.5,
+        checksum: 5,
+        blocks,
+        rows: Vec::new(),
+        weight: None,
+    };
     event_loop.call(|reply| Event::Push { generation: GENERATION, name, contribution, reply }).await
 }
 
@@ -179,8 +185,14 @@ async fn a_push_of_the_other_mode_is_refused() {
     let range = RecordRange { pass: Pass(0), task: TaskId(7), from: 0, to: 1, last: false };
     let name = ContributionName::Range { range, version: Version(0) };
     let blocks = [0, 1].map(|it| block(&event_loop, it)).to_vec();
-    let contribution =
-        Contribution { records: 1, loss_sum: 0.5, checksum: 5, blocks, rows: Vec::new() };
+    let contribution = Contribution {
+        records: 1,
+        loss_sum: 0.5,
+        checksum: 5,
+        blocks,
+        rows: Vec::new(),
+        weight: None,
+    };
     let push = |reply| Event::Push { generation: GENERATION, name, contribution, reply };
     let refused = event_loop.call(push).await.map(|it| it.version);
     assert_eq!(refused, Err(EventError::Refused(Refusal::WrongMode("synchronous"))));

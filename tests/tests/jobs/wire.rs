@@ -75,13 +75,14 @@ fn a_plain_grpc_client_pulls_and_pushes() {
         let lane = LaneContribution {
             version: 0,
             lane: 0,
-            shares: vec![LaneShare { records: 1, last: false, checksum: 1 }],
+            shares: vec![LaneShare { records: 1, last: false, checksum: 1, weight: None }],
         };
         let header = PushHeader {
             rows: 0,
             target: Some(target),
             records: 1,
             loss_sum: 0.5,
+            weight: None,
             checksum: 1,
             name: Some(Name::Lanes(lane)),
         };
@@ -122,12 +123,13 @@ async fn begin_other_records(address: &str, target: Target, version: u64) {
     let connected = PserverClient::connect(format!("http://{address}")).await;
     let mut client = connected.expect("the pserver listens");
     let (_, blocks) = pull(&mut client, target).await;
-    let shares = vec![LaneShare { records: 1, last: false, checksum: 12_345 }];
+    let shares = vec![LaneShare { records: 1, last: false, checksum: 12_345, weight: None }];
     let header = PushHeader {
         rows: 0,
         target: Some(target),
         records: 1,
         loss_sum: 0.5,
+        weight: None,
         checksum: 12_345,
         name: Some(Name::Lanes(LaneContribution { version, lane: 0, shares })),
     };

@@ -18,6 +18,8 @@ pub struct Batch<'a> {
     pub labels: &'a [f32],
     /// The columns of a dataset without features and label.
     pub columns: &'a [Column],
+    /// What each record counts; empty if each counts once.
+    pub weights: &'a [f32],
 }
 
 impl Batch<'_> {
@@ -32,6 +34,7 @@ impl Batch<'_> {
             width: self.features.ncols(),
             labels: self.labels.to_vec(),
             columns: self.columns.to_vec(),
+            weights: self.weights.to_vec(),
         }
     }
 
@@ -48,6 +51,10 @@ impl Batch<'_> {
         }
         if self.features.ncols() != width && !self.is_empty() {
             return Err(ModelError::Width { expected: width, found: self.features.ncols() });
+        }
+        let is_weight = |weight: f32| weight.is_finite() && 0.0 <= weight;
+        if let Some(record) = self.weights.iter().position(|weight| !is_weight(*weight)) {
+            return Err(ModelError::BadWeight { record, value: self.weights[record] });
         }
         if self.features.as_slice().is_some_and(all_finite) {
             return Ok(());
@@ -67,7 +74,12 @@ impl<'a> From<&'a Records> for Batch<'a> {
         let shape = (records.labels.len(), records.width);
         let features = ArrayView2::from_shape(shape, &records.features)
             .expect("a record has as many features as its width says");
-        Self { features, labels: &records.labels, columns: &records.columns }
+        Self {
+            features,
+            labels: &records.labels,
+            columns: &records.columns,
+            weights: &records.weights,
+        }
     }
 }
 
@@ -115,7 +127,7 @@ mod tests {
 
     fn records(features: &[f32]) -> Records {
         let labels = vec![0.0; features.len() / 2];
-        Records { features: features.to_vec(), width: 2, labels, columns: vec![] }
+        Records { features: features.to_vec(), width: 2, labels, ..Records::default() }
     }
 
     #[test]
@@ -133,6 +145,15 @@ mod tests {
         assert_eq!(Batch::from(&records).check(3), bad);
         let batch = Batch { labels: &[0.0, 1.0], ..Batch::from(&records) };
         assert_eq!(batch.check(2), Err(ModelError::Uneven { features: 1, labels: 2 }));
+    }
+
+    #[test]
+    fn a_weight_is_a_number_from_zero_on() {
+        let of = |weight| Records { weights: vec![1.0, weight], ..records(&[0.0; 4]) };
+        assert_eq!(Batch::from(&of(0.0)).check(2), Ok(()));
+        let refused = ModelError::BadWeight { record: 1, value: -1.0 };
+        assert_eq!(Batch::from(&of(-1.0)).check(2), Err(refused));
+        assert!(Batch::from(&of(f32::INFINITY)).check(2).is_err());
     }
 
     #[test]

@@ -80,7 +80,7 @@ mod tests {
 
     fn categories(columns: &[Column]) -> Result<Categories, ModelError> {
         let features = ArrayView2::from_shape((0, 0), &[]).unwrap();
-        Categories::of(&Batch { features, labels: &[], columns })
+        Categories::of(&Batch { features, labels: &[], columns, weights: &[] })
     }
 
     #[test]

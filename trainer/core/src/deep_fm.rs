@@ -28,7 +28,7 @@ impl DeepFm {
         let machine = FactorizationMachine::new(spec, inputs.features);
         let loss = Loss::of_one_output(spec);
         let first = machine.parameters().len();
-        let deep = Deep::new(spec, inputs, machine.embedding(), loss, first);
+        let deep = Deep::new(spec, inputs, machine.embedding(), loss.clone(), first);
         Self { machine, deep, loss }
     }
 }
@@ -64,11 +64,11 @@ impl Model for DeepFm {
         let (mut outputs, sums) = self.machine.outputs(parameters, batch, &categories);
         let forward =
             self.deep.add_outputs(parameters, batch, &categories, Some(key), &mut outputs);
-        let evaluation = self.loss.sum(outputs.view_mut(), batch.labels)?;
+        let evaluation = self.loss.sum(outputs.view_mut(), batch)?;
         let slopes = outputs;
         self.machine.add_gradient(parameters, batch, &categories, (&slopes, &sums), gradient);
         self.deep.add_gradient(parameters, &categories, &forward, slopes, gradient)?;
-        Ok(evaluation.loss_sum)
+        Ok(evaluation.into_loss_of(gradient))
     }
 
     fn evaluate(&self, parameters: &Parameters, batch: &Batch) -> Result<Evaluation, ModelError> {
@@ -79,7 +79,7 @@ impl Model for DeepFm {
         let categories = Categories::of(batch)?;
         let (mut outputs, _) = self.machine.outputs(parameters, batch, &categories);
         self.deep.add_outputs(parameters, batch, &categories, None, &mut outputs);
-        self.loss.sum(outputs.view_mut(), batch.labels)
+        self.loss.sum(outputs.view_mut(), batch)
     }
 
     fn check(&self, batch: &Batch) -> Result<(), ModelError> {

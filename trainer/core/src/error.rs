@@ -30,6 +30,9 @@ pub enum ModelError {
     /// A record of the dataset has a label that is not finite.
     #[error("label {value} of record {record} is not a finite number")]
     LabelNotFinite { record: usize, value: f32 },
+    /// A record of the dataset has a weight that is not one.
+    #[error("the weight {value} of record {record} is not a finite number from 0 on")]
+    BadWeight { record: usize, value: f32 },
     /// Training diverged: the records are valid but the loss, or its gradient, is not finite.
     #[error(
         "the loss or its gradient is not finite; a lower learning rate or gradient clipping may help"
@@ -51,6 +54,7 @@ impl ModelError {
             | Self::BadFeature { .. }
             | Self::BadLabel { .. }
             | Self::LabelNotFinite { .. }
+            | Self::BadWeight { .. }
             | Self::NotFinite
             | Self::Failed { .. } => ErrorKind::Invalid,
             Self::Uneven { .. } => ErrorKind::Internal,

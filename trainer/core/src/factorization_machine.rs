@@ -205,16 +205,16 @@ impl Model for FactorizationMachine {
         batch.check(self.numbers)?;
         let categories = Categories::of(batch)?;
         let (mut slopes, sums) = self.outputs(parameters, batch, &categories);
-        let evaluation = self.loss.sum(slopes.view_mut(), batch.labels)?;
+        let evaluation = self.loss.sum(slopes.view_mut(), batch)?;
         self.add_gradient(parameters, batch, &categories, (&slopes, &sums), gradient);
-        Ok(evaluation.loss_sum)
+        Ok(evaluation.into_loss_of(gradient))
     }
 
     fn evaluate(&self, parameters: &Parameters, batch: &Batch) -> Result<Evaluation, ModelError> {
         batch.check(self.numbers)?;
         let categories = Categories::of(batch)?;
         let (mut outputs, _) = self.outputs(parameters, batch, &categories);
-        self.loss.sum(outputs.view_mut(), batch.labels)
+        self.loss.sum(outputs.view_mut(), batch)
     }
 
     fn check(&self, batch: &Batch) -> Result<(), ModelError> {

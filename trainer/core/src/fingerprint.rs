@@ -59,6 +59,7 @@ fn gradient(activation: Activation) -> Parameters {
         script: None,
         device: None,
         min_records: None,
+        class_weights: Vec::new(),
     };
     let model = Network::new(&spec, 13);
     let mut parameters = Parameters::zeros(Arc::new(Layout::new(model.parameters())));
@@ -67,7 +68,7 @@ fn gradient(activation: Activation) -> Parameters {
         features: drawn(200, (10, 13)).into_iter().collect(),
         width: 13,
         labels: (0..10).map(|record| (record % 5) as f32).collect(),
-        columns: vec![],
+        ..Records::default()
     };
     let key = MicroBatch { seed: 1, pass: Pass(2), step: 3, lane: Lane(4) };
     let mut gradient = Parameters::zeros(parameters.layout().clone());

@@ -72,7 +72,7 @@
 //! #     steadfast_common::job::spec::ModelSpec {
 //! #         kind: "poisson".into(), classes: None, factors: None, hidden: vec![],
 //! #         activation: Default::default(), dropout: 0.0, options: Default::default(),
-//! #         entry: None, script: None, device: None, min_records: None,
+//! #         entry: None, script: None, device: None, min_records: None, class_weights: vec![],
 //! #     }
 //! # }
 //! let model = models.build(&spec(), Inputs { features: 2, columns: 0 })?;
@@ -81,7 +81,7 @@
 //! model.initialize(7, &mut parameters)?;
 //!
 //! let (features, labels) = (vec![1.0, 0.0, 0.0, 1.0], vec![2.0, 0.0]);
-//! let records = Records { width: 2, features, labels, columns: vec![] };
+//! let records = Records { width: 2, features, labels, ..Records::default() };
 //! let key = MicroBatch { seed: 7, pass: Pass(0), step: 0, lane: Lane(0) };
 //! let mut gradient = Parameters::zeros(layout);
 //! let loss_sum = model.gradient(&parameters, &Batch::from(&records), &key, &mut gradient)?;
@@ -108,7 +108,7 @@ pub use batch::{Batch, MicroBatch};
 pub use error::ModelError;
 pub use fingerprint::fingerprint;
 pub use lanes::LaneBatches;
-pub use model::{Evaluation, Finish, Metric, Model, Validity};
+pub use model::{Evaluation, Finish, Metric, Model, Validity, WeightedSum, Weights};
 /// The array types of [`Batch`] and [`Parameters`], for models outside this workspace.
 pub use ndarray;
 pub use parameters::{BatchIds, Parameters, TableRows};

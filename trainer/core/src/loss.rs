@@ -1,14 +1,25 @@
 //! Losses of one record, and their derivatives with respect to the model's outputs.
 
+use std::sync::Arc;
+
 use ndarray::ArrayViewMut2;
 use steadfast_common::job::spec::ModelSpec;
 
+use crate::batch::Batch;
 use crate::error::ModelError;
-use crate::model::{Evaluation, Metric};
+use crate::model::{Evaluation, Metric, Weights};
 
-/// A loss function.
+/// A loss function, and what the records of each class count.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Loss {
+    kind: Kind,
+    /// By class; empty if all count the same.
+    class_weights: Arc<[f32]>,
+}
+
+/// The loss of one record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Loss {
+pub(crate) enum Kind {
     /// ½ (ŷ − y)² of the only output; the metric is the root of the mean squared error.
     Squared,
     /// −ln softmax(outputs)[label]; the metric is the share of records whose largest output is that of
@@ -20,59 +31,82 @@ pub(crate) enum Loss {
 }
 
 impl Loss {
+    /// Returns the loss of a model with one output for each class: cross-entropy, and squared without classes.
+    pub(crate) fn of_classes(spec: &ModelSpec) -> Self {
+        let kind = spec.classes.map_or(Kind::Squared, |classes| Kind::CrossEntropy { classes });
+        Self { kind, class_weights: spec.class_weights.as_slice().into() }
+    }
+
     /// Returns the loss of a model with one output: logistic for two classes, and squared without classes.
     pub(crate) fn of_one_output(spec: &ModelSpec) -> Self {
-        match spec.classes {
-            None => Self::Squared,
-            Some(_) => Self::Logistic,
-        }
+        let kind = spec.classes.map_or(Kind::Squared, |_| Kind::Logistic);
+        Self { kind, class_weights: spec.class_weights.as_slice().into() }
     }
 
     /// Returns the number of outputs of a model with this loss.
-    pub(crate) fn outputs(self) -> usize {
-        match self {
-            Self::Squared | Self::Logistic => 1,
-            Self::CrossEntropy { classes } => classes,
+    pub(crate) fn outputs(&self) -> usize {
+        match self.kind {
+            Kind::Squared | Kind::Logistic => 1,
+            Kind::CrossEntropy { classes } => classes,
         }
     }
 
-    pub(crate) fn metric(self) -> Metric {
-        match self {
-            Self::Squared => Metric::root_of_mean("rmse"),
-            Self::CrossEntropy { .. } | Self::Logistic => Metric::mean("accuracy"),
+    pub(crate) fn metric(&self) -> Metric {
+        match self.kind {
+            Kind::Squared => Metric::root_of_mean("rmse"),
+            Kind::CrossEntropy { .. } | Kind::Logistic => Metric::mean("accuracy"),
         }
+    }
+
+    /// Returns whether records of a batch count differently.
+    pub(crate) fn weights(&self, batch: &Batch) -> bool {
+        !self.class_weights.is_empty() || !batch.weights.is_empty()
     }
 
     /// Checks that the loss is defined for every label.
-    pub(crate) fn check(self, labels: &[f32]) -> Result<(), ModelError> {
+    pub(crate) fn check(&self, labels: &[f32]) -> Result<(), ModelError> {
         for (record, &label) in labels.iter().enumerate() {
-            match self {
-                Self::Squared => finite(label, record).map(|_| ())?,
-                Self::CrossEntropy { classes } => class(label, record, classes).map(|_| ())?,
-                Self::Logistic => class(label, record, 2).map(|_| ())?,
+            match self.kind {
+                Kind::Squared => finite(label, record).map(|_| ())?,
+                Kind::CrossEntropy { classes } => class(label, record, classes).map(|_| ())?,
+                Kind::Logistic => class(label, record, 2).map(|_| ())?,
             }
         }
         Ok(())
     }
 
     /// Sums loss and metric, record by record in order, and replaces `outputs` (records × outputs, row-major)
-    /// by the derivative of the loss with respect to each output.
+    /// by the derivative of the loss with respect to each output. Each record counts by its weight, in the loss also by
+    /// that of its class.
     pub(crate) fn sum(
-        self,
+        &self,
         mut outputs: ArrayViewMut2<'_, f32>,
-        labels: &[f32],
+        batch: &Batch,
     ) -> Result<Evaluation, ModelError> {
-        let mut sums = Evaluation { records: labels.len() as u64, ..Evaluation::default() };
-        for (record, (mut row, &label)) in outputs.rows_mut().into_iter().zip(labels).enumerate() {
+        let mut sums = Evaluation { records: batch.labels.len() as u64, ..Evaluation::default() };
+        let mut weights = Weights::default();
+        let rows = outputs.rows_mut().into_iter().zip(batch.labels).enumerate();
+        for (record, (mut row, &label)) in rows {
             let row = row.as_slice_mut().expect("outputs are row-major");
-            let (loss, metric) = match self {
-                Self::Squared => squared(row, finite(label, record)?),
-                Self::CrossEntropy { .. } => cross_entropy(row, class(label, record, row.len())?),
-                Self::Logistic => logistic(row, class(label, record, 2)?),
+            let (mut loss, mut metric) = match self.kind {
+                Kind::Squared => squared(row, finite(label, record)?),
+                Kind::CrossEntropy { .. } => cross_entropy(row, class(label, record, row.len())?),
+                Kind::Logistic => logistic(row, class(label, record, 2)?),
             };
+            if self.weights(batch) {
+                let own = batch.weights.get(record).copied().unwrap_or(1.0);
+                // The label is a class: it was checked.
+                let weight = own * self.class_weights.get(label as usize).copied().unwrap_or(1.0);
+                row.iter_mut().for_each(|slope| *slope *= weight);
+                loss *= f64::from(weight);
+                metric *= f64::from(own);
+                weights.loss += f64::from(weight);
+                weights.metric += f64::from(own);
+            }
             sums.loss_sum += loss;
             sums.metric_sum += metric;
         }
+        sums.weights = self.weights(batch).then_some(weights);
         if !sums.loss_sum.is_finite() {
             return Err(ModelError::NotFinite);
         }
@@ -142,25 +176,70 @@ mod tests {
 
     use super::*;
 
-    const CLASSES: Loss = Loss::CrossEntropy { classes: 3 };
+    const CLASSES: Kind = Kind::CrossEntropy { classes: 3 };
 
-    fn sum(loss: Loss, outputs: &[f32], label: f32) -> Result<(Evaluation, Vec<f32>), ModelError> {
-        let mut outputs = Array2::from_shape_vec((1, outputs.len()), outputs.to_vec()).unwrap();
-        let sums = loss.sum(outputs.view_mut(), &[label])?;
+    fn sum(kind: Kind, outputs: &[f32], label: f32) -> Result<(Evaluation, Vec<f32>), ModelError> {
+        let loss = Loss { kind, class_weights: Arc::new([]) };
+        weighted(&loss, outputs, &[label], &[])
+    }
+
+    fn weighted(
+        loss: &Loss,
+        outputs: &[f32],
+        labels: &[f32],
+        weights: &[f32],
+    ) -> Result<(Evaluation, Vec<f32>), ModelError> {
+        let shape = (labels.len(), outputs.len() / labels.len());
+        let mut outputs = Array2::from_shape_vec(shape, outputs.to_vec()).unwrap();
+        let features = Array2::zeros((labels.len(), 0));
+        let batch = Batch { features: features.view(), labels, columns: &[], weights };
+        let sums = loss.sum(outputs.view_mut(), &batch)?;
         Ok((sums, outputs.into_iter().collect()))
+    }
+
+    /// A record of weight 2 counts as two records, and one of weight 0 not at all.
+    #[test]
+    fn a_record_counts_by_its_weight() {
+        for (kind, label) in [(CLASSES, 2.0), (Kind::Logistic, 1.0), (Kind::Squared, 4.0)] {
+            let loss = Loss { kind, class_weights: Arc::new([]) };
+            let outputs: Vec<f32> = (0..3 * loss.outputs()).map(|it| it as f32 - 2.0).collect();
+            let labels = [label, 0.0, 1.0];
+            let (sums, slopes) = weighted(&loss, &outputs, &labels, &[2.0, 0.0, 1.0]).unwrap();
+            let width = loss.outputs();
+            let twice = [&outputs[..width], &outputs[..width], &outputs[2 * width..]].concat();
+            let (plain, each) = weighted(&loss, &twice, &[label, label, 1.0], &[]).unwrap();
+            assert_eq!((sums.loss_sum, sums.metric_sum), (plain.loss_sum, plain.metric_sum));
+            assert_eq!((sums.mean_loss(), plain.weights), (plain.mean_loss(), None));
+            let weight = Weights { loss: 3.0, metric: 3.0 };
+            assert_eq!((sums.weights, sums.records), (Some(weight), 3));
+            assert_eq!(slopes[0], 2.0 * each[0]);
+            assert!(slopes[width..2 * width].iter().all(|it| *it == 0.0));
+        }
+    }
+
+    /// As a mean with class weights is in PyTorch: by the sum of the weights. A metric does not know them.
+    #[test]
+    fn a_class_counts_by_its_weight_in_the_loss() {
+        let loss = Loss { kind: Kind::Logistic, class_weights: Arc::new([1.0, 3.0]) };
+        let (sums, slopes) = weighted(&loss, &[0.0, 0.0], &[0.0, 1.0], &[]).unwrap();
+        assert!((sums.mean_loss().unwrap() - std::f64::consts::LN_2).abs() < 1e-7);
+        assert_eq!(sums.weights, Some(Weights { loss: 4.0, metric: 2.0 }));
+        assert_eq!((sums.metric_sum, slopes), (1.0, vec![0.5, -1.5]));
+        let (both, _) = weighted(&loss, &[0.0, 0.0], &[0.0, 1.0], &[2.0, 0.5]).unwrap();
+        assert_eq!(both.weights, Some(Weights { loss: 3.5, metric: 2.5 }));
     }
 
     #[test]
     fn the_logistic_loss_is_that_of_two_classes() {
         for (output, label) in [(0.3, 0.0), (-1.7, 1.0), (40.0, 1.0), (-300.0, 1.0), (0.0, 1.0)] {
-            let (one, slope) = sum(Loss::Logistic, &[output], label).unwrap();
-            let classes = Loss::CrossEntropy { classes: 2 };
+            let (one, slope) = sum(Kind::Logistic, &[output], label).unwrap();
+            let classes = Kind::CrossEntropy { classes: 2 };
             let (two, slopes) = sum(classes, &[0.0, output], label).unwrap();
             assert!((one.loss_sum - two.loss_sum).abs() < 1e-6, "{output} {label}");
             assert!((slope[0] - slopes[1]).abs() < 1e-6, "{output} {label}");
         }
-        assert!(sum(Loss::Logistic, &[f32::NAN], 1.0).is_err());
-        assert!(sum(Loss::Logistic, &[0.0], 2.0).is_err());
+        assert!(sum(Kind::Logistic, &[f32::NAN], 1.0).is_err());
+        assert!(sum(Kind::Logistic, &[0.0], 2.0).is_err());
     }
 
     #[test]
@@ -181,7 +260,7 @@ mod tests {
 
     #[test]
     fn the_squared_loss_is_half_of_what_the_metric_averages() {
-        let (sums, derivative) = sum(Loss::Squared, &[5.0], 2.0).unwrap();
+        let (sums, derivative) = sum(Kind::Squared, &[5.0], 2.0).unwrap();
         assert_eq!((sums.loss_sum, sums.metric_sum), (4.5, 9.0));
         assert_eq!(derivative, [3.0]);
     }
@@ -199,7 +278,7 @@ mod tests {
     #[test]
     fn a_number_to_predict_is_finite() {
         let bad = ModelError::LabelNotFinite { record: 0, value: f32::INFINITY };
-        assert_eq!(sum(Loss::Squared, &[0.0], f32::INFINITY), Err(bad));
+        assert_eq!(sum(Kind::Squared, &[0.0], f32::INFINITY), Err(bad));
     }
 
     #[test]
@@ -207,6 +286,6 @@ mod tests {
         for outputs in [[f32::NAN, 0.0, 0.0], [0.0, f32::NAN, 0.0], [f32::INFINITY, 0.0, 0.0]] {
             assert_eq!(sum(CLASSES, &outputs, 1.0), Err(ModelError::NotFinite));
         }
-        assert_eq!(sum(Loss::Squared, &[f32::NAN], 1.0), Err(ModelError::NotFinite));
+        assert_eq!(sum(Kind::Squared, &[f32::NAN], 1.0), Err(ModelError::NotFinite));
     }
 }

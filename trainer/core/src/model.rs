@@ -135,28 +135,71 @@ pub struct Evaluation {
     pub records: u64,
     pub loss_sum: f64,
     pub metric_sum: f64,
+    /// What the sums of loss and metric are divided by, if that is not the number of records.
+    pub weights: Option<Weights>,
+}
+
+/// The weights of the records that the sums of loss and metric are over.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Weights {
+    pub loss: f64,
+    pub metric: f64,
+}
+
+/// A sum, and the weight of what it is over.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct WeightedSum {
+    pub sum: f64,
+    pub weight: f64,
+}
+
+impl WeightedSum {
+    /// Returns the value of `metric`; `None` if nothing counts.
+    pub fn value(self, metric: &Metric) -> Option<f64> {
+        let mean = (self.weight != 0.0).then_some(self.sum / self.weight)?;
+        Some(match metric.finish {
+            Finish::Mean => mean,
+            Finish::RootOfMean => mean.sqrt(),
+        })
+    }
 }
 
 impl Evaluation {
     /// Adds the sums of other records. Floating-point addition depends on its order: merge in a fixed one.
     pub fn merge(&mut self, other: &Evaluation) {
+        if self.weights.is_some() || other.weights.is_some() {
+            let (own, others) = (self.weights(), other.weights());
+            let (loss, metric) = (own.loss + others.loss, own.metric + others.metric);
+            self.weights = Some(Weights { loss, metric });
+        }
         self.records += other.records;
         self.loss_sum += other.loss_sum;
         self.metric_sum += other.metric_sum;
     }
 
-    /// Returns the mean loss per record; `None` without records.
-    pub fn mean_loss(&self) -> Option<f64> {
-        (self.records > 0).then(|| self.loss_sum / self.records as f64)
+    /// Returns the sum of the losses, and says in the gradient what its records count.
+    pub(crate) fn into_loss_of(self, gradient: &mut Parameters) -> f64 {
+        if let Some(weights) = self.weights {
+            gradient.set_weight(weights.loss);
+        }
+        self.loss_sum
     }
 
-    /// Returns the value of `metric` over all records; `None` without records.
+    /// Returns what the sums of loss and metric are divided by.
+    pub fn weights(&self) -> Weights {
+        let records = self.records as f64;
+        self.weights.unwrap_or(Weights { loss: records, metric: records })
+    }
+
+    /// Returns the mean loss of what counts; `None` if nothing does.
+    pub fn mean_loss(&self) -> Option<f64> {
+        let weight = self.weights().loss;
+        (weight != 0.0).then(|| self.loss_sum / weight)
+    }
+
+    /// Returns the value of `metric` over all records; `None` if none counts.
     pub fn metric(&self, metric: &Metric) -> Option<f64> {
-        let mean = (self.records > 0).then(|| self.metric_sum / self.records as f64)?;
-        match metric.finish {
-            Finish::Mean => Some(mean),
-            Finish::RootOfMean => Some(mean.sqrt()),
-        }
+        WeightedSum { sum: self.metric_sum, weight: self.weights().metric }.value(metric)
     }
 }
 
@@ -193,8 +236,14 @@ mod tests {
 
     #[test]
     fn merged_evaluations_count_every_record() {
-        let mut all = Evaluation { records: 1, loss_sum: 2.0, metric_sum: 9.0 };
-        all.merge(&Evaluation { records: 3, loss_sum: 4.0, metric_sum: 27.0 });
+        let sums = |records, loss_sum, metric_sum| Evaluation {
+            records,
+            loss_sum,
+            metric_sum,
+            ..Evaluation::default()
+        };
+        let mut all = sums(1, 2.0, 9.0);
+        all.merge(&sums(3, 4.0, 27.0));
         assert_eq!(all.mean_loss(), Some(1.5));
         assert_eq!(all.metric(&Metric::mean("error")), Some(9.0));
         assert_eq!(all.metric(&Metric::root_of_mean("rmse")), Some(3.0));

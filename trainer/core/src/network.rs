@@ -53,11 +53,7 @@ impl Network {
     /// or a multi-layer perceptron (with `classes` one output per class and cross-entropy, otherwise as linear
     /// regression).
     pub(crate) fn new(spec: &ModelSpec, features: usize) -> Self {
-        let loss = match spec.classes {
-            Some(classes) => Loss::CrossEntropy { classes },
-            None => Loss::Squared,
-        };
-        Self::part(spec, features, loss, 0)
+        Self::part(spec, features, Loss::of_classes(spec), 0)
     }
 
     /// Creates a multi-layer perceptron whose parameters begin at index `first` of those of a model.
@@ -124,12 +120,12 @@ impl Network {
         }
         let features = batch.features;
         let (hidden, mut outputs) = self.forward(parameters, features, &[(key, 0..batch.len())]);
-        let sums = self.loss.sum(outputs.view_mut(), batch.labels)?;
+        let sums = self.loss.sum(outputs.view_mut(), batch)?;
         self.backward(parameters, features, &hidden, outputs, |layer, input, derivative| {
             write_product(self.weight(layer), input, derivative, before, gradient);
             Ok(())
         })?;
-        Ok(sums.loss_sum)
+        Ok(sums.into_loss_of(gradient))
     }
 
     /// Adds the gradient, given the derivative of the loss with respect to the outputs of [`Network::forward`];
@@ -178,8 +174,8 @@ impl Network {
         outputs: &mut Array2<f32>,
     ) -> Result<f64, ModelError> {
         let of_lane = |index: usize, rows: Range<usize>| {
-            let labels = batches.lanes()[index].1.labels;
-            Ok(self.loss.sum(rows_of(outputs, &rows), labels)?.loss_sum)
+            let batch = &batches.lanes()[index].1;
+            Ok(self.loss.sum(rows_of(outputs, &rows), batch)?.loss_sum)
         };
         Ok(rows.sum(of_lane, |left, right| *left += right)?.unwrap_or(0.0))
     }
@@ -250,6 +246,10 @@ impl Model for Network {
             gradient.clear();
             return Ok(Some(0.0));
         }
+        // Each lane has a weight of its own.
+        if batches.lanes().iter().any(|(_, batch)| self.loss.weights(batch)) {
+            return Ok(None);
+        }
         let (features, rows) = batches.joined();
         let keys: Vec<(&MicroBatch, Range<usize>)> =
             batches.lanes().iter().map(|(key, _)| key).zip(rows.ranges().iter().cloned()).collect();
@@ -270,7 +270,7 @@ impl Model for Network {
             return Ok(Evaluation::default());
         }
         let (_, mut outputs) = self.forward(parameters, batch.features, &[]);
-        self.loss.sum(outputs.view_mut(), batch.labels)
+        self.loss.sum(outputs.view_mut(), batch)
     }
 
     fn check(&self, batch: &Batch) -> Result<(), ModelError> {

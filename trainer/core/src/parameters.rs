@@ -17,6 +17,8 @@ pub struct Parameters {
     layout: Arc<Layout>,
     values: Arc<Vec<f32>>,
     tables: Vec<TableRows>,
+    /// Of a gradient: what its records count.
+    weight: Option<f64>,
 }
 
 /// The rows of one table whose ids occur in a batch.
@@ -104,12 +106,23 @@ impl Parameters {
     /// If `values` is not as long as the layout.
     pub fn new(layout: Arc<Layout>, values: Vec<f32>) -> Self {
         assert_eq!(values.len(), layout.len(), "the number of values must match the layout");
-        Self { layout, values: Arc::new(values), tables: Vec::new() }
+        Self { layout, values: Arc::new(values), tables: Vec::new(), weight: None }
     }
 
     /// Returns the same values with rows of each table.
     pub fn with_tables(self, tables: Vec<TableRows>) -> Self {
         Self { tables, ..self }
+    }
+
+    /// Says what the records of the gradient count together, if that is not their number: the mean gradient and loss of
+    /// a step are its sums divided by the weights of all lanes. A model says it in each gradient, or in none.
+    pub fn set_weight(&mut self, weight: f64) {
+        self.weight = Some(weight);
+    }
+
+    /// Takes what [`Parameters::set_weight`] has said of the last gradient.
+    pub fn take_weight(&mut self) -> Option<f64> {
+        self.weight.take()
     }
 
     pub fn tables(&self) -> &[TableRows] {

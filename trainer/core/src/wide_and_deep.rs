@@ -34,7 +34,7 @@ impl WideAndDeep {
     pub(crate) fn new(spec: &ModelSpec, inputs: Inputs) -> Self {
         let (loss, factors) = (Loss::of_one_output(spec), factors(spec));
         let embedding = Embedding { table: DEEP, values: 0..factors };
-        let deep = Deep::new(spec, inputs, embedding, loss, TABLES);
+        let deep = Deep::new(spec, inputs, embedding, loss.clone(), TABLES);
         Self { factors, deep, loss }
     }
 
@@ -81,7 +81,7 @@ impl Model for WideAndDeep {
         let mut outputs = Self::wide(parameters, batch, &categories);
         let forward =
             self.deep.add_outputs(parameters, batch, &categories, Some(key), &mut outputs);
-        let evaluation = self.loss.sum(outputs.view_mut(), batch.labels)?;
+        let evaluation = self.loss.sum(outputs.view_mut(), batch)?;
         let slopes = outputs;
         for (record, slope) in slopes.iter().enumerate() {
             for index in categories.of_record(record) {
@@ -89,7 +89,7 @@ impl Model for WideAndDeep {
             }
         }
         self.deep.add_gradient(parameters, &categories, &forward, slopes, gradient)?;
-        Ok(evaluation.loss_sum)
+        Ok(evaluation.into_loss_of(gradient))
     }
 
     fn evaluate(&self, parameters: &Parameters, batch: &Batch) -> Result<Evaluation, ModelError> {
@@ -100,7 +100,7 @@ impl Model for WideAndDeep {
         let categories = Categories::of(batch)?;
         let mut outputs = Self::wide(parameters, batch, &categories);
         self.deep.add_outputs(parameters, batch, &categories, None, &mut outputs);
-        self.loss.sum(outputs.view_mut(), batch.labels)
+        self.loss.sum(outputs.view_mut(), batch)
     }
 
     fn check(&self, batch: &Batch) -> Result<(), ModelError> {

@@ -70,7 +70,7 @@ fn records(count: usize) -> Records {
     // Those of the list count as 1 or, seldom, less.
     let weight = |index| if index % 5 == 0 { 0.75 } else { 1.0 };
     columns[1].weights = (0..columns[1].values.len()).map(weight).collect();
-    Records { features, width: 2, labels, columns }
+    Records { features, width: 2, labels, columns, ..Records::default() }
 }
 
 /// Initial parameters with irregular rows for a batch.

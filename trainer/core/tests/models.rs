@@ -31,6 +31,7 @@ fn spec(kind: &str) -> ModelSpec {
         script: None,
         device: None,
         min_records: None,
+        class_weights: vec![],
     }
 }
 
@@ -286,7 +287,7 @@ fn records_that_do_not_fit_are_refused_not_computed() {
         bad.features[6] = f32::INFINITY;
         assert_eq!(refuse(&bad), ModelError::BadFeature { record: 1, feature: 2 });
         let labels = vec![0.0; 3];
-        let narrow = Records { features: vec![0.0; 6], width: 2, labels, columns: vec![] };
+        let narrow = Records { features: vec![0.0; 6], width: 2, labels, ..Records::default() };
         assert_eq!(refuse(&narrow), ModelError::Width { expected: FEATURES, found: 2 });
         let mut bad = records(3);
         bad.labels[2] = f32::INFINITY;

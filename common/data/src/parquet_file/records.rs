@@ -72,6 +72,10 @@ impl RowReader {
         for (name, leaf) in self.options.features.iter().zip(&self.wanted.features) {
             features.push(open(name, of_features, *leaf)?);
         }
+        let mut weight = match (&self.options.weight, self.wanted.weight) {
+            (Some(name), Some(leaf)) => Some(open(name, Conversion::Weight, leaf)?),
+            _ => None,
+        };
         let width = features.len();
         let mut records = Records { width, ..Records::default() };
         while records.len() < self.chunk.records as usize {
@@ -86,6 +90,9 @@ impl RowReader {
                 }
             }
             records.labels.extend(labels);
+            if let Some(weight) = &mut weight {
+                records.weights.extend(self.next(source, weight, first, rows)?);
+            }
         }
         records.columns = self.read_columns(source, index)?;
         Ok(records)

@@ -56,6 +56,9 @@ pub(crate) fn decode(
         if let Some(label) = wanted.label {
             records.labels.push(number(label, Conversion::Plain)?);
         }
+        if let Some(weight) = wanted.weight {
+            records.weights.push(number(weight, Conversion::Weight)?);
+        }
         for (builder, &column) in builders.iter_mut().zip(&wanted.columns) {
             let field = Value::Bytes(Cow::Borrowed(&fields[column]));
             builder.push(&field).map_err(|reason| located(column, reason))?;

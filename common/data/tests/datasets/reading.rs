@@ -346,3 +346,36 @@ async fn a_page_index_with_a_wrong_length_is_rejected() {
     assert!(error.to_string().contains("claims 2147483647 pages"), "{error}");
     assert_eq!(error.kind(), ErrorKind::Permanent);
 }
+
+/// A weight is a column of its own, which no wildcard matches, and as it is in the file.
+#[tokio::test]
+async fn a_column_of_weights_is_no_feature() {
+    let directory = Directory::new();
+    let line = |weight: &str| format!("{{\"x0\": 1, \"xw\": {weight}, \"y\": 2}}\n");
+    for (format, name) in [(DataFormat::Csv, "a.csv"), (DataFormat::Jsonl, "a.jsonl")] {
+        let text = |weight: &str| match format {
+            DataFormat::Csv => format!("x0,xw,y\n3,0,4\n1,{weight},2\n"),
+            _ => line("0") + &line(weight),
+        };
+        let weighted = DatasetSpec {
+            weight: Some("xw".to_owned()),
+            missing: Some(7.0),
+            feature_scale: 2.0,
+            ..spec(format, &[name])
+        };
+        directory.write(name, &text("0.5"));
+        let (manifest, found) = all(&weighted, Some(directory.path())).await.unwrap();
+        assert_eq!((&manifest.features[..], found.width), (&["x0".to_owned()][..], 1));
+        assert_eq!(found.weights, [0.0, 0.5]);
+        assert_eq!(found.select(&[1]).weights, [0.5]);
+        directory.write(name, &text("-1"));
+        let refused = all(&weighted, Some(directory.path())).await.unwrap_err().to_string();
+        assert!(
+            refused.contains("xw") && refused.contains("the weight -1 is negative"),
+            "{refused}"
+        );
+        let unknown = DatasetSpec { weight: Some("w".to_owned()), ..weighted };
+        let refused = all(&unknown, Some(directory.path())).await.unwrap_err().to_string();
+        assert!(refused.contains("has no column `w`"), "{refused}");
+    }
+}

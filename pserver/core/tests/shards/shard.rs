@@ -110,6 +110,8 @@ pub(crate) fn contribution(store: &BlockStore, lane: u32, step: u64) -> Contribu
         checksum: 1 << lane,
         blocks: store.list().iter().map(values).collect(),
         rows: rows_of(store, lane, step),
+        // Such as a lane with padding, and one without.
+        weight: (lane % 2 == 1).then(|| 0.1 + f64::from(lane) * 0.3),
     }
 }
 
@@ -146,7 +148,7 @@ fn offer(
 
 /// The share that a lane declares with this contribution.
 pub(crate) fn share(given: &Contribution, end: LaneEnd) -> LaneShare {
-    LaneShare { records: given.records as u32, checksum: given.checksum, end }
+    LaneShare { records: given.records as u32, checksum: given.checksum, end, weight: given.weight }
 }
 
 fn contribute(shard: &mut SyncShard, lane: u32, end: LaneEnd) -> Result<Contributed, Refusal> {
@@ -217,6 +219,7 @@ fn added(one: &Contribution, other: &Contribution) -> Contribution {
         checksum: one.checksum + other.checksum,
         blocks: one.blocks.iter().zip(&other.blocks).map(block).collect(),
         rows: one.rows.iter().zip(&other.rows).map(sum_of).collect(),
+        weight: None,
     }
 }
 
@@ -393,13 +396,14 @@ fn a_contribution_that_does_not_fit_changes_nothing() {
         checksum: 0,
         blocks: Vec::new(),
         rows: Vec::new(),
+        weight: None,
     };
     let of_nothing = Contribution { records: 0, ..good.clone() };
     assert_eq!(
         offer(&mut shard, Version(0), 0, of_nothing, LaneEnd::LastOfPass),
         Err(Refusal::WrongBlocks { found: good.blocks.len(), wanted: 0 }),
     );
-    let few = [LaneShare { records: 1, checksum: 1, end: LaneEnd::MoreToCome }];
+    let few = [LaneShare { records: 1, checksum: 1, end: LaneEnd::MoreToCome, weight: None }];
     let exchanged = [LaneShare { checksum: 2, ..share(&good, LaneEnd::MoreToCome) }];
     for shares in [few, exchanged] {
         assert!(matches!(
@@ -524,6 +528,7 @@ fn a_step_without_a_record_changes_no_value() {
             checksum: 0,
             blocks: Vec::new(),
             rows: Vec::new(),
+            weight: None,
         };
         offer(&mut shard, Version(0), lane, none, LaneEnd::LastOfPass).unwrap();
     }
@@ -546,7 +551,14 @@ fn a_gradient_is_scaled_down_to_the_global_norm() {
     let (snapshot, tables) = initial_values(&layout, vec![vec![0.0, 0.0]], &rules);
     let mut shard = SyncShard::restore(layout, snapshot, tables, rules);
     let blocks = vec![finite(0, &[6.0, 8.0])];
-    let given = Contribution { records: 2, loss_sum: 0.0, checksum: 0, blocks, rows: Vec::new() };
+    let given = Contribution {
+        records: 2,
+        loss_sum: 0.0,
+        checksum: 0,
+        blocks,
+        rows: Vec::new(),
+        weight: None,
+    };
     offer(&mut shard, Version(0), 0, given, LaneEnd::MoreToCome).unwrap();
     assert_eq!(shard.squares(), [(0, 25.0)]);
     shard.finish_step(Some(5.0)).unwrap();
@@ -573,7 +585,14 @@ fn the_mean_is_added_to_an_averaged_tensor() {
     let mut shard = SyncShard::restore(layout, snapshot, tables, rules);
     for (lane, records, change) in [(0, 1, [4.0, -8.0]), (1, 3, [12.0, 0.0])] {
         let blocks = vec![finite(0, &[1.0]), finite(1, &change)];
-        let given = Contribution { records, loss_sum: 0.0, checksum: 0, blocks, rows: Vec::new() };
+        let given = Contribution {
+            records,
+            loss_sum: 0.0,
+            checksum: 0,
+            blocks,
+            rows: Vec::new(),
+            weight: None,
+        };
         offer(&mut shard, Version(0), lane, given, LaneEnd::MoreToCome).unwrap();
     }
     assert_eq!(shard.squares(), [(0, 0.25), (1, 0.0)]);
@@ -607,8 +626,14 @@ fn the_average_of_the_parameters_is_a_part_of_the_state() {
     let step = |shard: &mut Shard, version| {
         let sync = shard.as_sync_mut().unwrap();
         let blocks = vec![finite(0, &[4.0, 8.0]), finite(1, &[1.0]), finite(2, &[1.0])];
-        let given =
-            Contribution { records: 1, loss_sum: 0.0, checksum: 0, blocks, rows: Vec::new() };
+        let given = Contribution {
+            records: 1,
+            loss_sum: 0.0,
+            checksum: 0,
+            blocks,
+            rows: Vec::new(),
+            weight: None,
+        };
         offer(sync, Version(version), 0, given, LaneEnd::MoreToCome).unwrap();
     };
     assert_eq!(averages(&shard, 0).unwrap(), [&[8.0, 16.0][..], &[3.0], &[1.0]]);
@@ -627,6 +652,49 @@ fn the_average_of_the_parameters_is_a_part_of_the_state() {
     assert_eq!(shard.parameters().values[0].to_vec(), [0.0, 0.0]);
     assert_eq!(averages(&shard, 2).unwrap(), [&[2.0, 4.0][..], &[3.0], &[3.0]]);
     assert_eq!(averages(&shard, 1), None);
+}
+
+/// The mean gradient and loss divide by the weights of all lanes, an averaged tensor by the number of records.
+#[test]
+fn records_count_by_their_weight_in_gradient_and_loss() {
+    let optimizer = OptimizerSpec::default();
+    let rules = Rules { lanes: 3, optimizer, ..rules(Mode::Sync) };
+    let params = vec![ParamSpec::new("w", &[1]), ParamSpec::averaged("running_mean", &[1])];
+    let layout = Arc::new(Layout::new(params));
+    let (snapshot, tables) = initial_values(&layout, vec![vec![0.0], vec![0.0]], &rules);
+    let mut shard = SyncShard::restore(layout, snapshot, tables, rules);
+    let given = |records, weight| Contribution {
+        records,
+        loss_sum: 3.0,
+        checksum: 0,
+        blocks: vec![finite(0, &[3.0]), finite(1, &[6.0])],
+        rows: Vec::new(),
+        weight,
+    };
+    for bad in [-1.0, f64::NAN, f64::INFINITY] {
+        let refused = offer(&mut shard, Version(0), 0, given(2, Some(bad)), LaneEnd::MoreToCome);
+        assert!(matches!(refused, Err(Refusal::BadWeight { .. })), "{refused:?}");
+    }
+    for (lane, weight) in [(2, None), (0, Some(0.5)), (1, Some(0.0))] {
+        offer(&mut shard, Version(0), lane, given(2, weight), LaneEnd::MoreToCome).unwrap();
+    }
+    // 3 · 3 / (0.5 + 0 + 2), squared.
+    assert!((shard.squares()[0].1 - 12.96).abs() < 1e-5, "{:?}", shard.squares());
+    shard.finish_step(None).unwrap();
+    assert_eq!(shard.blocks().position().loss, Some(3.6));
+    assert_eq!(shard.blocks().position().examples, 6);
+    assert_eq!(**shard.parameters().values[1], [3.0]);
+    // A step of which nothing counts has a gradient of zero, and the loss stays that of the step before.
+    let before = shard.parameters().values[0].clone();
+    for lane in 0..3 {
+        let none = given(1, Some(0.0));
+        offer(&mut shard, Version(1), lane, none, LaneEnd::LastOfPass).unwrap();
+    }
+    shard.finish_step(None).unwrap();
+    assert_eq!(
+        (&shard.parameters().values[0], shard.blocks().position().loss),
+        (&before, Some(3.6))
+    );
 }
 
 /// A group has its own weight decay and factor of the learning rate; frozen parameters keep their bits, and have no part
@@ -649,7 +717,14 @@ fn groups_of_parameters_have_their_own_settings() {
     let (snapshot, tables) = initial_values(&layout, vec![vec![4.0, 8.0]; 4], &rules);
     let mut shard = SyncShard::restore(layout, snapshot, tables, rules);
     let blocks = (0..4).map(|number| finite(number, &[1.0, 3.0])).collect();
-    let given = Contribution { records: 1, loss_sum: 0.0, checksum: 0, blocks, rows: Vec::new() };
+    let given = Contribution {
+        records: 1,
+        loss_sum: 0.0,
+        checksum: 0,
+        blocks,
+        rows: Vec::new(),
+        weight: None,
+    };
     offer(&mut shard, Version(0), 0, given, LaneEnd::MoreToCome).unwrap();
     assert_eq!(shard.squares(), [(0, 0.0), (1, 10.0), (2, 10.0), (3, 10.0)]);
     shard.finish_step(Some(5.0)).unwrap();
@@ -672,7 +747,14 @@ fn settings_that_a_model_gives_its_parameters_are_those_of_a_group() {
     let (snapshot, tables) = initial_values(&layout, vec![vec![4.0, 8.0]; 4], &rules);
     let mut shard = SyncShard::restore(layout, snapshot, tables, rules);
     let blocks = (0..4).map(|number| finite(number, &[1.0, 3.0])).collect();
-    let given = Contribution { records: 1, loss_sum: 0.0, checksum: 0, blocks, rows: Vec::new() };
+    let given = Contribution {
+        records: 1,
+        loss_sum: 0.0,
+        checksum: 0,
+        weight: None,
+        blocks,
+        rows: Vec::new(),
+    };
     offer(&mut shard, Version(0), 0, given, LaneEnd::MoreToCome).unwrap();
     shard.finish_step(None).unwrap();
     let values: Vec<_> = shard.parameters().values.iter().map(|it| it.to_vec()).collect();

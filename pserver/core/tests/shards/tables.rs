@@ -98,12 +98,12 @@ fn shard(table: TableSpec) -> SyncShard {
 fn contribution(rows: &[(u64, f32)]) -> Contribution {
     let (ids, values) = rows.iter().copied().unzip();
     let rows = vec![Rows::of(1, ids, values)];
-    Contribution { records: 1, loss_sum: 0.5, checksum: 1, blocks: Vec::new(), rows }
+    Contribution { records: 1, loss_sum: 0.5, checksum: 1, blocks: Vec::new(), rows, weight: None }
 }
 
 /// One step of one record.
 fn step(shard: &mut SyncShard, rows: &[(u64, f32)], end: LaneEnd) {
-    let share = [LaneShare { records: 1, checksum: 1, end }];
+    let share = [LaneShare { records: 1, checksum: 1, end, weight: None }];
     let version = shard.blocks().position().version;
     let taken = shard.contribute(version, Lane(0), &share, contribution(rows));
     assert_eq!(taken, Ok(Contributed::Complete));
@@ -155,7 +155,7 @@ fn the_rows_of_the_previous_version_can_be_read_as_well() {
 fn a_repeated_contribution_to_a_row_counts_once() {
     let mut shard = shard(TableSpec::default());
     step(&mut shard, &[(2, 0.25)], LaneEnd::MoreToCome);
-    let share = [LaneShare { records: 1, checksum: 1, end: LaneEnd::MoreToCome }];
+    let share = [LaneShare { records: 1, checksum: 1, end: LaneEnd::MoreToCome, weight: None }];
     let again = shard.contribute(Version(0), Lane(0), &share, contribution(&[(2, 0.25)]));
     assert_eq!(again, Ok(Contributed::Duplicate));
     assert_eq!(now(&mut shard, &[2]), [begin(2) - 0.25]);
@@ -358,7 +358,7 @@ fn a_push_is_applied_only_to_the_ranges_that_lack_it() {
 #[test]
 fn a_contribution_without_a_table_is_refused() {
     let mut shard = shard(TableSpec::default());
-    let share = [LaneShare { records: 1, checksum: 1, end: LaneEnd::MoreToCome }];
+    let share = [LaneShare { records: 1, checksum: 1, end: LaneEnd::MoreToCome, weight: None }];
     let given = Contribution { rows: Vec::new(), ..contribution(&[]) };
     let refused = shard.contribute(Version(0), Lane(0), &share, given);
     assert_eq!(refused, Err(Refusal::WrongTables { found: 0, wanted: 1 }));
@@ -370,7 +370,7 @@ fn the_norm_of_a_gradient_includes_its_rows() {
     let mut rules = rules_with(Mode::Sync, TableSpec::default());
     rules.optimizer.clip_norm = Some(1.0);
     let mut shard = first(&rules, 1, 0);
-    let share = [LaneShare { records: 1, checksum: 1, end: LaneEnd::MoreToCome }];
+    let share = [LaneShare { records: 1, checksum: 1, end: LaneEnd::MoreToCome, weight: None }];
     let given = contribution(&[(2, 3.0), (5, 4.0)]);
     shard.contribute(Version(0), Lane(0), &share, given).unwrap();
     let squares = shard.squares();
