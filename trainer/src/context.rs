@@ -1,6 +1,6 @@
 //! The shared state of a running trainer.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -26,7 +26,8 @@ use steadfast_net::traces::TRACE;
 use steadfast_process::Failure;
 use steadfast_store::{Location, ObjectWriter, StoreError};
 use steadfast_trainer_core::{
-    Batch, BatchIds, Evaluation, LaneBatches, MicroBatch, Model, ModelError, Parameters, Validity,
+    Batch, BatchIds, Evaluation, LaneBatches, Metric, MicroBatch, Model, ModelError, Parameters,
+    Validity,
 };
 use steadfast_training_client::{
     ClientError, FailedTask, FailureCause, FailureDecision, GenerationClient, SavedModel,
@@ -355,9 +356,20 @@ impl Context {
             loss: sums.mean_loss().unwrap_or(f64::NAN),
             metric: sums.metric(&metric).unwrap_or(f64::NAN),
             metric_name: metric.name.to_owned(),
+            further_metrics: self.further_metrics(sums),
             course: None,
             model: None,
         }
+    }
+
+    /// Returns the values of the further metrics by name. All have one, also if no record was evaluated.
+    fn further_metrics(&self, sums: &Evaluation) -> BTreeMap<String, f64> {
+        let metrics = self.model.further_metrics().into_iter().enumerate();
+        let value = |(index, metric): (usize, Metric)| {
+            let value = sums.further.get(index).and_then(|sum| sum.value(&metric));
+            (metric.name.to_owned(), value.unwrap_or(f64::NAN))
+        };
+        metrics.map(value).collect()
     }
 
     /// Returns whether an evaluation is due once `passes` passes are over; never if no records are held out.
@@ -552,6 +564,7 @@ impl Context {
             loss: best.loss,
             metric: best.metric,
             metric_name: self.model.metric().name.to_owned(),
+            further_metrics: best.further_metrics,
             course: None,
             model: None,
         };

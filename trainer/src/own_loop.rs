@@ -447,6 +447,10 @@ impl Model for InLoop {
         self.model.metric()
     }
 
+    fn further_metrics(&self) -> Vec<Metric> {
+        self.model.further_metrics()
+    }
+
     fn numerics(&self) -> String {
         self.model.numerics()
     }

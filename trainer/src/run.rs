@@ -8,7 +8,7 @@ use serde_json::json;
 use steadfast_common::ids::{Pass, TrainerId};
 use steadfast_common::job::dataset::{Manifest, ReadOptions};
 use steadfast_common::job::schedule::{LaneSchedule, mini_batches};
-use steadfast_common::job::spec::{JobSpec, Keep, Mode};
+use steadfast_common::job::spec::{JobSpec, Keep, Mode, Monitor};
 use steadfast_common::records::keys::Keys;
 use steadfast_common::role::Role;
 use steadfast_common::tensor::compression::Codec;
@@ -295,6 +295,7 @@ impl Program<'_> {
             )));
         }
         check_tables(spec, &parameters)?;
+        check_metrics(spec, model.as_ref())?;
         check_records(spec, &manifest, model.min_records())?;
         let options = ReadOptions::new(&spec.dataset, &manifest);
         let in_use = match spec.mode {
@@ -349,6 +350,26 @@ fn check_tables(spec: &JobSpec, parameters: &[ParamSpec]) -> Result<(), Failure>
     Err(Failure::invalid(format!(
         "`tables.{unknown}`: the model has no such table; it has {known}"
     )))
+}
+
+/// Checks that the metrics of the model have different names, one of which is what the job file monitors.
+fn check_metrics(spec: &JobSpec, model: &dyn Model) -> Result<(), Failure> {
+    let mut names = vec![model.metric().name];
+    for metric in model.further_metrics() {
+        if names.contains(&metric.name) || ["", "loss", "metric"].contains(&metric.name) {
+            let name = metric.name;
+            let text = format!("the model has a second metric `{name}`; give it a name of its own");
+            return Err(Failure::invalid(text));
+        }
+        names.push(metric.name);
+    }
+    match &spec.evaluation.monitor {
+        Monitor::Named(name) if !names.contains(&&name[..]) => Err(Failure::invalid(format!(
+            "`evaluation.monitor` is \"{name}\": the model has no such metric; it has {}",
+            names.join(", ")
+        ))),
+        Monitor::Loss | Monitor::Metric | Monitor::Named(_) => Ok(()),
+    }
 }
 
 /// Checks that the first pass has no micro-batch of fewer records than the model takes.

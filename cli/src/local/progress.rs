@@ -164,6 +164,8 @@ fn describe(status: &JobStatus) -> String {
     }
     if let Some(evaluation) = &status.evaluation {
         parts.push(format!("{} {}", evaluation.metric_name, figure(evaluation.metric)));
+        let further = evaluation.further_metrics.iter();
+        parts.extend(further.map(|(name, it)| format!("{name} {}", figure(*it))));
     }
     parts.push(plural(status.trainers.len(), "trainer"));
     let held = status.slots.iter().filter(|slot| slot.address.is_some()).count();

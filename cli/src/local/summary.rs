@@ -1,5 +1,6 @@
 //! The summary of a run.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::process::ExitCode;
@@ -8,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use steadfast_common::job::spec::{JobSpec, Mode};
 use steadfast_common::records::given_up::{Discarded, DiscardedTask};
 use steadfast_common::records::stream::LeftOut;
-use steadfast_common::records::{Best, JobOutcome, RecordRange, ResultRecord};
+use steadfast_common::records::{Best, JobOutcome, RecordRange, ResultRecord, nans_if_null};
 use steadfast_common::status::{JobStatus, TimeBreakdown};
 use steadfast_process::{Failure, try_print};
 
@@ -34,6 +35,13 @@ pub struct Summary {
     pub loss: Option<f64>,
     pub metric: Option<f64>,
     pub metric_name: Option<String>,
+    /// The further metrics, by name.
+    #[serde(
+        default,
+        deserialize_with = "nans_if_null",
+        skip_serializing_if = "BTreeMap::is_empty"
+    )]
+    pub further_metrics: BTreeMap<String, f64>,
     pub parameters_sha256: Option<String>,
     /// Path or URL of the model file.
     pub model: Option<String>,
@@ -94,6 +102,7 @@ impl Summary {
             loss: result.loss,
             metric: result.metric,
             metric_name: result.metric_name,
+            further_metrics: result.further_metrics,
             parameters_sha256: result.parameters_sha256,
             model: result.model.map(|model| local_path(&model)),
             wall_seconds,
@@ -123,6 +132,7 @@ impl Summary {
             loss: seen.and_then(|status| status.loss),
             metric: evaluation.map(|it| it.metric),
             metric_name: evaluation.map(|it| it.metric_name.clone()),
+            further_metrics: evaluation.map(|it| it.further_metrics.clone()).unwrap_or_default(),
             parameters_sha256: None,
             model: None,
             wall_seconds,
@@ -196,6 +206,7 @@ impl Summary {
         if let Some(metric) = self.metric {
             rows.push((self.metric_name.as_deref().unwrap_or("metric"), figure(metric)));
         }
+        rows.extend(self.further_metrics.iter().map(|(name, it)| (&name[..], figure(*it))));
         rows.extend(self.best.as_ref().map(|best| ("best", best.describe())));
         if let Some(sha256) = &self.parameters_sha256 {
             rows.push(("sha-256", sha256.clone()));
@@ -338,6 +349,7 @@ mod tests {
             loss: Some(0.0123),
             metric: Some(0.9778),
             metric_name: Some("accuracy".to_owned()),
+            further_metrics: BTreeMap::new(),
             parameters_sha256: Some("ab12".to_owned()),
             model: Some("file:///data/my%20jobs/model.safetensors".to_owned()),
             checkpoint: None,

@@ -134,6 +134,8 @@ impl AnyStatus {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use steadfast_common::ids::{Pass, TaskId};
     use steadfast_common::job::spec::Mode;
     use steadfast_common::records::given_up::{Discarded, DiscardedTask, GivenUpRecord};
@@ -242,6 +244,7 @@ job digits: training (synchronous)
             loss: None,
             metric: None,
             metric_name: None,
+            further_metrics: BTreeMap::new(),
             parameters_sha256: None,
             model: None,
             checkpoint: None,

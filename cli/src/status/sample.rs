@@ -58,6 +58,7 @@ pub fn training() -> JobStatus {
             loss: 0.1,
             metric: 0.971,
             metric_name: "accuracy".to_owned(),
+            further_metrics: Default::default(),
             course: None,
             model: None,
         }),

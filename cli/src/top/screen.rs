@@ -205,7 +205,7 @@ fn draw_curves(frame: &mut Frame<'_>, area: Rect, curves: &[Curve]) {
 }
 
 fn draw_curve(frame: &mut Frame<'_>, area: Rect, curve: &Curve) {
-    let block = Block::bordered().title(curve.label);
+    let block = Block::bordered().title(curve.label.as_str());
     let (Some(first), Some(last)) = (curve.points.first(), curve.points.last()) else {
         return frame.render_widget(Paragraph::new("nothing yet").block(block), area);
     };
@@ -338,6 +338,7 @@ mod tests {
                 examples: at * 100,
                 loss: Some(1.0 / (at + 1) as f64),
                 metric: None,
+                further_metrics: Default::default(),
             })
             .collect();
         let what = "slot 1 lost its \x1b[31mpserver".to_owned();

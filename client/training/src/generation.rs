@@ -205,6 +205,7 @@ impl GenerationClient {
 pub(crate) fn evaluation(record: EvaluationRecord) -> v1::Evaluation {
     let kept = record.model.map(|it| (it.url, it.parameters_sha256, it.file_sha256));
     let (model, parameters_sha256, file_sha256) = kept.unwrap_or_default();
+    let further = record.further_metrics.into_iter();
     v1::Evaluation {
         pass: record.pass.0,
         version: record.version.0,
@@ -212,6 +213,7 @@ pub(crate) fn evaluation(record: EvaluationRecord) -> v1::Evaluation {
         loss: record.loss,
         metric: record.metric,
         metric_name: record.metric_name,
+        further_metrics: further.map(|(name, value)| v1::NamedValue { name, value }).collect(),
         model,
         parameters_sha256,
         file_sha256,

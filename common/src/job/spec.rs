@@ -577,13 +577,35 @@ impl EvaluationSpec {
 }
 
 /// The number of an evaluation that is to improve.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "String", into = "String")]
 pub enum Monitor {
     #[default]
     Loss,
-    /// The metric of the model.
+    /// The metric of the model; of several, the first one.
     Metric,
+    /// The metric with this name.
+    Named(String),
+}
+
+impl From<String> for Monitor {
+    fn from(name: String) -> Self {
+        match name.as_str() {
+            "loss" => Self::Loss,
+            "metric" => Self::Metric,
+            _ => Self::Named(name),
+        }
+    }
+}
+
+impl From<Monitor> for String {
+    fn from(monitor: Monitor) -> Self {
+        match monitor {
+            Monitor::Loss => "loss".to_owned(),
+            Monitor::Metric => "metric".to_owned(),
+            Monitor::Named(name) => name,
+        }
+    }
 }
 
 impl Monitor {

@@ -320,7 +320,24 @@ impl JobSpec {
             let text = "`evaluation.min_delta` applies only with `evaluation.patience`; remove it";
             error(&["evaluation.min_delta", "evaluation.patience"], text);
         }
-        let by_metric = evaluation.monitor == Monitor::Metric;
+        let by_metric = evaluation.monitor != Monitor::Loss;
+        let metrics: &[&str] = match self.model.classes {
+            None => &["rmse"],
+            Some(2) => &["accuracy", "auc"],
+            Some(_) => &["accuracy"],
+        };
+        if let Monitor::Named(name) = &evaluation.monitor
+            && BuiltIn::of(&self.model.kind).is_some()
+            && !metrics.contains(&name.as_str())
+        {
+            let kind = &self.model.kind;
+            let text = format!(
+                "`evaluation.monitor` is \"{name}\", and this model `{kind}` has the metrics: {}; name one of \
+                 them, or \"loss\"",
+                metrics.join(", ")
+            );
+            error(&["evaluation.monitor", "model.kind"], &text);
+        }
         if by_metric && !evaluation.decides() {
             let text = "`evaluation.monitor` applies only with `evaluation.patience` or \
                         `evaluation.keep`; remove it";
@@ -328,12 +345,15 @@ impl JobSpec {
         }
         match (by_metric, evaluation.goal) {
             (true, None) => {
-                let text = "`evaluation.monitor` = \"metric\" needs `evaluation.goal`: \"max\" for an accuracy, \
-                            \"min\" for an error";
-                error(&["evaluation.goal", "evaluation.monitor"], text);
+                let name = String::from(evaluation.monitor.clone());
+                let text = format!(
+                    "`evaluation.monitor` = \"{name}\" needs `evaluation.goal`: \"max\" for an accuracy, \"min\" for \
+                     an error"
+                );
+                error(&["evaluation.goal", "evaluation.monitor"], &text);
             }
             (false, Some(_)) => {
-                let text = "`evaluation.goal` applies to `evaluation.monitor` = \"metric\" only: a loss is \
+                let text = "`evaluation.goal` applies to a metric as `evaluation.monitor` only: a loss is \
                             to fall; remove it";
                 error(&["evaluation.goal", "evaluation.monitor"], text);
             }
@@ -625,6 +645,19 @@ mod tests {
         let found = of("kind = 'softmax'\nclasses = 2\nclass_weights = [1, -1]");
         assert_eq!(found, ["`model.class_weights` must be finite numbers from 0 on"]);
         assert!(!of("kind = 'my-own'\nclass_weights = [1]").is_empty());
+    }
+
+    #[test]
+    fn a_metric_of_a_built_in_model_is_monitored_by_its_name_alone() {
+        let evaluation = |name: &str| {
+            let model = "kind = 'softmax'\nclasses = 2\n[evaluation]\nfraction = 0.1\npatience = 1\ngoal = 'max'";
+            errors("label = 'y'\nfeatures = ['x']", &format!("{model}\nmonitor = '{name}'"))
+        };
+        for name in ["accuracy", "metric", "auc"] {
+            assert_eq!(evaluation(name), [""; 0]);
+        }
+        let found = evaluation("acuracy");
+        assert!(found[0].contains("has the metrics: accuracy, auc; name one"), "{found:?}");
     }
 
     #[test]

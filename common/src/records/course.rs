@@ -14,12 +14,15 @@ impl EvaluationSpec {
         if !self.decides() {
             return record;
         }
-        let EvaluationRecord { pass, version, loss, metric, .. } = record;
+        let EvaluationRecord { pass, version, loss, metric, mut further_metrics, .. } = record;
         // JSON has no infinity. A number that is not finite must mean the same to those who read it from etcd.
         let finite = |value: f64| if value.is_finite() { value } else { f64::NAN };
         let (loss, metric) = (finite(loss), finite(metric));
-        let record = EvaluationRecord { loss, metric, ..record };
-        let present = Best { pass, version, loss, metric, model: record.model.clone() };
+        further_metrics.values_mut().for_each(|value| *value = finite(*value));
+        let model = record.model.clone();
+        let present = Best { pass, version, loss, metric, further_metrics, model };
+        let further_metrics = present.further_metrics.clone();
+        let record = EvaluationRecord { loss, metric, further_metrics, ..record };
         let value = self.monitored(&present);
         let course = match before.and_then(|before| before.course.as_ref()) {
             None => Course { best: present, improved: value, without_improvement: 0, end: None },
@@ -50,22 +53,28 @@ impl EvaluationSpec {
 
     /// Returns by how much a number is better than another one.
     fn gain(&self, from: f64, to: f64) -> f64 {
-        match (self.monitor, self.goal) {
-            (Monitor::Metric, Some(Goal::Max)) => to - from,
-            (Monitor::Metric, Some(Goal::Min) | None) | (Monitor::Loss, _) => from - to,
+        match (&self.monitor, self.goal) {
+            (Monitor::Metric | Monitor::Named(_), Some(Goal::Max)) => to - from,
+            (Monitor::Metric | Monitor::Named(_), Some(Goal::Min) | None) | (Monitor::Loss, _) => {
+                from - to
+            }
         }
     }
 
     fn monitored(&self, of: &Best) -> f64 {
-        match self.monitor {
+        match &self.monitor {
             Monitor::Loss => of.loss,
             Monitor::Metric => of.metric,
+            // A name that is none of the further metrics is that of the first one: others are refused at the start.
+            Monitor::Named(name) => of.further_metrics.get(name).copied().unwrap_or(of.metric),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::ids::{Pass, Version};
 
@@ -77,6 +86,7 @@ mod tests {
             loss,
             metric,
             metric_name: "accuracy".to_owned(),
+            further_metrics: BTreeMap::from([("top5".to_owned(), 1.0 - metric)]),
             course: None,
             model: None,
         }
@@ -123,6 +133,16 @@ mod tests {
             courses(&spec, &metrics).last().map(|it| it.best.pass)
         };
         assert_eq!([best("max"), best("min")], [Some(Pass(2)), Some(Pass(1))]);
+    }
+
+    #[test]
+    fn a_metric_is_monitored_by_its_name() {
+        let metrics = [0.5, 0.7, 0.6].map(|metric| (0.0, metric));
+        let best = |name: &str| {
+            let spec = format!("keep = 'best'\nmonitor = '{name}'\ngoal = 'max'");
+            courses(&spec, &metrics).last().map(|it| it.best.pass)
+        };
+        assert_eq!([best("accuracy"), best("top5")], [Some(Pass(2)), Some(Pass(1))]);
     }
 
     #[test]

@@ -275,6 +275,13 @@ pub struct EvaluationRecord {
     #[serde(deserialize_with = "nan_if_null")]
     pub metric: f64,
     pub metric_name: String,
+    /// The further metrics, by name.
+    #[serde(
+        default,
+        deserialize_with = "nans_if_null",
+        skip_serializing_if = "BTreeMap::is_empty"
+    )]
+    pub further_metrics: BTreeMap<String, f64>,
     /// Says what follows from this evaluation and those before. Present if evaluations decide about the course of the job.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub course: Option<Course>,
@@ -308,6 +315,13 @@ pub struct Best {
     pub loss: f64,
     #[serde(deserialize_with = "nan_if_null")]
     pub metric: f64,
+    /// The further metrics, by name.
+    #[serde(
+        default,
+        deserialize_with = "nans_if_null",
+        skip_serializing_if = "BTreeMap::is_empty"
+    )]
+    pub further_metrics: BTreeMap<String, f64>,
     /// The parameters, if the job keeps the best ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<KeptModel>,
@@ -332,6 +346,17 @@ pub struct KeptModel {
 
 fn nan_if_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
+}
+
+/// Reads numbers, of which those that are not finite are null in JSON.
+///
+/// # Errors
+/// If the values are no numbers.
+pub fn nans_if_null<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<BTreeMap<String, f64>, D::Error> {
+    let values: BTreeMap<String, Option<f64>> = BTreeMap::deserialize(deserializer)?;
+    Ok(values.into_iter().map(|(name, it)| (name, it.unwrap_or(f64::NAN))).collect())
 }
 
 /// `checkpoints/<id>`: a consistent snapshot of all slots and the data position.
@@ -523,6 +548,13 @@ pub struct ResultRecord {
     pub loss: Option<f64>,
     pub metric: Option<f64>,
     pub metric_name: Option<String>,
+    /// The further metrics, by name.
+    #[serde(
+        default,
+        deserialize_with = "nans_if_null",
+        skip_serializing_if = "BTreeMap::is_empty"
+    )]
+    pub further_metrics: BTreeMap<String, f64>,
     pub parameters_sha256: Option<String>,
     pub model: Option<String>,
     /// The checkpoint that holds the final parameters.
@@ -641,12 +673,13 @@ mod tests {
                 loss,
                 metric: 0.5,
                 metric_name: "accuracy".to_owned(),
+                further_metrics: BTreeMap::from([("top5".to_owned(), loss)]),
                 course: None,
                 model: None,
             };
             let text = serde_json::to_string(&written).unwrap();
             let read: EvaluationRecord = serde_json::from_str(&text).unwrap();
-            assert!(read.loss.is_nan(), "{text}");
+            assert!(read.loss.is_nan() && read.further_metrics["top5"].is_nan(), "{text}");
             assert_eq!(read.metric.to_bits(), 0.5_f64.to_bits());
         }
     }
@@ -666,6 +699,7 @@ mod tests {
                 loss,
                 metric: 0.0,
                 metric_name: String::new(),
+                further_metrics: BTreeMap::new(),
                 course: None,
                 model: None,
             };
@@ -673,6 +707,14 @@ mod tests {
             let read: EvaluationRecord = serde_json::from_str(&text).unwrap();
             assert_eq!(read.loss.to_bits(), loss.to_bits(), "{text}");
         }
+    }
+
+    /// The bytes of a job with one metric are those of earlier versions.
+    #[test]
+    fn an_evaluation_with_one_metric_says_nothing_of_others() {
+        let text = r#"{"pass":1,"version":2,"records":3,"loss":0.5,"metric":0.25,"metric_name":"accuracy"}"#;
+        let read: EvaluationRecord = serde_json::from_str(text).unwrap();
+        assert_eq!(serde_json::to_string(&read).unwrap(), text);
     }
 
     #[test]

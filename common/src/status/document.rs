@@ -127,7 +127,7 @@ pub enum Level {
 /// A value over time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Curve {
-    pub label: &'static str,
+    pub label: String,
     pub scale: Scale,
     /// Seconds since the first point of all curves, and values; all finite.
     pub points: Vec<(f64, f64)>,

@@ -71,7 +71,7 @@ impl StoredStatus {
                 let generation = self.generation.iter();
                 rows.extend(generation.map(|it| Row::new("generation", Value::Count(it.0))));
                 rows.push(checkpoint);
-                rows.extend(self.evaluation.as_ref().map(training::evaluation_row));
+                rows.extend(self.evaluation.iter().flat_map(training::evaluation_rows));
                 rows.extend(warnings);
                 sections.push(training::slots(&self.slots, self.ps_desired));
                 sections.push(self.trainers());

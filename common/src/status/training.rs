@@ -250,7 +250,7 @@ pub enum TimelineKind {
 }
 
 /// The figures of a job at one point in time.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Point {
     /// In milliseconds since 1970; for display only.
     pub unix_ms: u64,
@@ -261,6 +261,9 @@ pub struct Point {
     pub loss: Option<f64>,
     /// The latest metric on held-out records.
     pub metric: Option<f64>,
+    /// The latest further metrics by name, those that are finite.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub further_metrics: BTreeMap<String, f64>,
 }
 
 /// Phases of a job.
@@ -419,7 +422,7 @@ impl JobStatus {
             let help = "Mean loss of the last step or task";
             Row::new("loss", Value::Figure(loss)).gauge("steadfast_loss", help, loss)
         }));
-        rows.extend(self.evaluation.as_ref().map(evaluation_row));
+        rows.extend(self.evaluation.iter().flat_map(evaluation_rows));
         rows.push(Row::new("generation", Value::Count(self.generation.0)).gauge(
             "steadfast_generation",
             "Generation of the job",
@@ -585,7 +588,7 @@ fn ranges(lanes: &[Lane]) -> Vec<String> {
     ranges.collect()
 }
 
-pub(super) fn evaluation_row(it: &EvaluationRecord) -> Row {
+pub(super) fn evaluation_rows(it: &EvaluationRecord) -> Vec<Row> {
     let passes = match it.pass.0 {
         1 => "1 pass".to_owned(),
         passes => format!("{passes} passes"),
@@ -596,7 +599,13 @@ pub(super) fn evaluation_row(it: &EvaluationRecord) -> Row {
         note += &format!("; the best: {}", course.best.describe());
     }
     let row = Row::new(&it.metric_name, Value::Figure(it.metric)).note(note);
-    row.gauge("steadfast_evaluation_metric", "Metric on held-out records", it.metric)
+    let row = row.gauge("steadfast_evaluation_metric", "Metric on held-out records", it.metric);
+    std::iter::once(row).chain(further_rows(&it.further_metrics)).collect()
+}
+
+/// The further metrics, a row each.
+fn further_rows(metrics: &BTreeMap<String, f64>) -> impl Iterator<Item = Row> {
+    metrics.iter().map(|(name, it)| Row::new(name, Value::Figure(*it)))
 }
 
 pub(super) fn result_rows(result: &ResultRecord) -> Vec<Row> {
@@ -612,6 +621,7 @@ pub(super) fn result_rows(result: &ResultRecord) -> Vec<Row> {
     rows.extend(result.loss.map(|it| Row::new("loss", Value::Figure(it))));
     let metric_name = result.metric_name.as_deref().unwrap_or("metric");
     rows.extend(result.metric.map(|it| Row::new(metric_name, Value::Figure(it))));
+    rows.extend(further_rows(&result.further_metrics));
     rows.extend(result.parameters_sha256.as_ref().map(|it| Row::text("sha-256", it)));
     rows.extend(result.model.as_ref().map(|it| Row::text("model", it)));
     rows
@@ -751,7 +761,7 @@ pub(super) fn discarded(discarded: &Discarded) -> Option<Section> {
 fn curves(points: &[Point], events: &[TimelineEvent]) -> Option<Section> {
     let first = points.first()?.unix_ms;
     let at = |unix_ms: u64| unix_ms.saturating_sub(first) as f64 / 1000.0;
-    let over_time = |value: fn(&Point) -> Option<f64>| {
+    let over_time = |value: &dyn Fn(&Point) -> Option<f64>| {
         points.iter().filter_map(|it| Some((at(it.unix_ms), value(it)?))).collect()
     };
     let speed = |two: &[Point]| {
@@ -759,15 +769,22 @@ fn curves(points: &[Point], events: &[TimelineEvent]) -> Option<Section> {
         let seconds = at(two[1].unix_ms) - at(two[0].unix_ms);
         (at(two[1].unix_ms), trained / seconds.max(1e-3))
     };
-    let curves = vec![
-        Curve { label: "loss", scale: Scale::Figure, points: over_time(|it| it.loss) },
-        Curve { label: "held-out metric", scale: Scale::Figure, points: over_time(|it| it.metric) },
-        Curve {
-            label: "examples/s",
-            scale: Scale::Rate,
-            points: points.windows(2).map(speed).collect(),
-        },
-    ];
+    let figure = |label: &str, value: &dyn Fn(&Point) -> Option<f64>| Curve {
+        label: label.to_owned(),
+        scale: Scale::Figure,
+        points: over_time(value),
+    };
+    let mut curves =
+        vec![figure("loss", &|it| it.loss), figure("held-out metric", &|it| it.metric)];
+    let further = points.last().into_iter().flat_map(|it| it.further_metrics.keys());
+    curves.extend(further.map(|name| {
+        figure(&format!("held-out {name}"), &|it| it.further_metrics.get(name).copied())
+    }));
+    curves.push(Curve {
+        label: "examples/s".to_owned(),
+        scale: Scale::Rate,
+        points: points.windows(2).map(speed).collect(),
+    });
     let mark = |event: &TimelineEvent| {
         let kind = match event.kind {
             TimelineKind::Checkpoint => MarkKind::Checkpoint,

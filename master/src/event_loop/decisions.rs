@@ -302,6 +302,7 @@ impl TrainingJob {
             loss: None,
             metric: None,
             metric_name: None,
+            further_metrics: Default::default(),
             parameters_sha256: None,
             model: None,
             checkpoint: self.state.checkpoint.clone(),

@@ -279,7 +279,8 @@ impl Master for Service {
             examples: request.examples,
             loss: evaluated.as_ref().map(|it| it.loss).or(request.loss),
             metric: evaluated.as_ref().map(|it| it.metric),
-            metric_name: evaluated.map(|it| it.metric_name),
+            metric_name: evaluated.as_ref().map(|it| it.metric_name.clone()),
+            further_metrics: evaluated.map(|it| it.further_metrics).unwrap_or_default(),
             parameters_sha256: Some(request.parameters_sha256),
             model: Some(request.model),
             checkpoint: None,
@@ -409,6 +410,7 @@ fn evaluation(wire: Evaluation) -> EvaluationRecord {
         loss: wire.loss,
         metric: wire.metric,
         metric_name: wire.metric_name,
+        further_metrics: wire.further_metrics.into_iter().map(|it| (it.name, it.value)).collect(),
         course: None,
         model: (!wire.model.is_empty()).then_some(KeptModel {
             url: wire.model,

@@ -101,7 +101,8 @@ mod tests {
         let steep = [(0.0, 1e9), (0.5, -3.0), (7200.0, 2.0)];
         let mark = Mark { seconds: 0.7, kind: MarkKind::Failure, what: "a loss".to_owned() };
         for points in [&flat[..], &steep[..], &[(5.0, 0.0)]] {
-            let drawn = Curve { label: "loss", scale: Scale::Figure, points: points.to_vec() };
+            let drawn =
+                Curve { label: "loss".to_owned(), scale: Scale::Figure, points: points.to_vec() };
             let svg = curve(&drawn, std::slice::from_ref(&mark));
             assert!(svg.starts_with("<svg") && svg.contains("polyline"), "{svg}");
             assert!(!svg.contains("style=") && !svg.contains("href"), "{svg}");

@@ -4,6 +4,7 @@
 //! and hold messages of TensorFlow's `event.proto` and `summary.proto`. Only the part that scalars need is
 //! defined here.
 
+use std::collections::BTreeMap;
 use std::fs::{File, create_dir_all};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -247,7 +248,8 @@ impl TensorBoard {
         if let Some(it) = evaluation.filter(|it| self.evaluated != Some((it.pass, it.version))) {
             self.evaluated = Some((it.pass, it.version));
             let metric = format!("held_out/{}", it.metric_name);
-            let values = vec![("held_out/loss".to_owned(), it.loss), (metric, it.metric)];
+            let mut values = vec![("held_out/loss".to_owned(), it.loss), (metric, it.metric)];
+            values.extend(further(&it.further_metrics));
             events.extend(scalars(now, it.version, values));
         }
         events
@@ -260,8 +262,14 @@ fn end(result: &ResultRecord) -> Vec<Event> {
     let Some(metric) = result.metric else { return Vec::new() };
     let name = result.metric_name.as_deref().unwrap_or("metric");
     let loss = result.loss.map(|loss| ("held_out/loss".to_owned(), loss));
-    let values = loss.into_iter().chain([(format!("held_out/{name}"), metric)]).collect();
+    let values = loss.into_iter().chain([(format!("held_out/{name}"), metric)]);
+    let values = values.chain(further(&result.further_metrics)).collect();
     scalars(unix_ms(), Version(result.steps), values)
+}
+
+/// Returns the further metrics of an evaluation.
+fn further(metrics: &BTreeMap<String, f64>) -> impl Iterator<Item = (String, f64)> {
+    metrics.iter().map(|(name, it)| (format!("held_out/{name}"), *it))
 }
 
 fn event(unix_ms: u64, step: u64, what: What) -> Event {

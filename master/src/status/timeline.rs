@@ -93,12 +93,15 @@ impl Timeline {
         if !is_due {
             return;
         }
+        let evaluation = status.evaluation.as_ref();
+        let further = evaluation.into_iter().flat_map(|it| it.further_metrics.clone());
         self.points.push(Point {
             unix_ms,
             version: status.version,
             examples: status.examples,
             loss: status.loss.filter(|loss| loss.is_finite()),
             metric: status.evaluation.as_ref().map(|it| it.metric).filter(|it| it.is_finite()),
+            further_metrics: further.filter(|(_, it)| it.is_finite()).collect(),
         });
         if POINTS_MAX < self.points.len() {
             let mut index = 0;

@@ -29,6 +29,8 @@ fn a_table_has_the_same_bits_for_any_number_of_trainers_and_pservers() {
     let several = of("several", "3", "3");
     assert_eq!(sha(&one), sha(&several));
     assert_eq!(one["metric"], several["metric"]);
+    assert_eq!(one["further_metrics"], several["further_metrics"]);
+    assert!((0.5..0.9).contains(&one["further_metrics"]["auc"].as_f64().unwrap()), "{one}");
     // Without the categories, three out of five are predicted.
     let job = clicks();
     let trained = Run::to_end(&scene, &job, "trained", &[]);

@@ -79,7 +79,7 @@ impl Model for DeepFm {
         let categories = Categories::of(batch)?;
         let (mut outputs, _) = self.machine.outputs(parameters, batch, &categories);
         self.deep.add_outputs(parameters, batch, &categories, None, &mut outputs);
-        self.loss.sum(outputs.view_mut(), batch)
+        self.loss.evaluate(outputs.view_mut(), batch)
     }
 
     fn check(&self, batch: &Batch) -> Result<(), ModelError> {
@@ -89,5 +89,9 @@ impl Model for DeepFm {
 
     fn metric(&self) -> Metric {
         self.loss.metric()
+    }
+
+    fn further_metrics(&self) -> Vec<Metric> {
+        self.loss.further_metrics()
     }
 }

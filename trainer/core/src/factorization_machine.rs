@@ -214,7 +214,7 @@ impl Model for FactorizationMachine {
         batch.check(self.numbers)?;
         let categories = Categories::of(batch)?;
         let (mut outputs, _) = self.outputs(parameters, batch, &categories);
-        self.loss.sum(outputs.view_mut(), batch)
+        self.loss.evaluate(outputs.view_mut(), batch)
     }
 
     fn check(&self, batch: &Batch) -> Result<(), ModelError> {
@@ -225,5 +225,9 @@ impl Model for FactorizationMachine {
 
     fn metric(&self) -> Metric {
         self.loss.metric()
+    }
+
+    fn further_metrics(&self) -> Vec<Metric> {
+        self.loss.further_metrics()
     }
 }

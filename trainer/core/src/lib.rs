@@ -101,6 +101,7 @@ mod loss;
 mod model;
 mod network;
 mod parameters;
+mod ranking;
 mod registry;
 mod wide_and_deep;
 
@@ -108,10 +109,11 @@ pub use batch::{Batch, MicroBatch};
 pub use error::ModelError;
 pub use fingerprint::fingerprint;
 pub use lanes::LaneBatches;
-pub use model::{Evaluation, Finish, Metric, Model, Validity, WeightedSum, Weights};
+pub use model::{Evaluation, Finish, FurtherSum, Metric, Model, Validity, WeightedSum, Weights};
 /// The array types of [`Batch`] and [`Parameters`], for models outside this workspace.
 pub use ndarray;
 pub use parameters::{BatchIds, Parameters, TableRows};
+pub use ranking::Ranking;
 pub use registry::{Inputs, ModelFactory, Registry};
 pub use steadfast_common::job::categories::category_id;
 pub use steadfast_common::random::{Purpose, Random};

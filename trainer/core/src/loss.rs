@@ -7,7 +7,8 @@ use steadfast_common::job::spec::ModelSpec;
 
 use crate::batch::Batch;
 use crate::error::ModelError;
-use crate::model::{Evaluation, Metric, Weights};
+use crate::model::{Evaluation, FurtherSum, Metric, Weights};
+use crate::ranking::Ranking;
 
 /// A loss function, and what the records of each class count.
 #[derive(Clone, Debug, PartialEq)]
@@ -58,6 +59,14 @@ impl Loss {
         }
     }
 
+    /// Returns the further metrics: the area under the ROC curve, `auc`, of a model of two classes.
+    pub(crate) fn further_metrics(&self) -> Vec<Metric> {
+        match self.kind {
+            Kind::Logistic | Kind::CrossEntropy { classes: 2 } => vec![Metric::mean("auc")],
+            Kind::Squared | Kind::CrossEntropy { .. } => Vec::new(),
+        }
+    }
+
     /// Returns whether records of a batch count differently.
     pub(crate) fn weights(&self, batch: &Batch) -> bool {
         !self.class_weights.is_empty() || !batch.weights.is_empty()
@@ -73,6 +82,26 @@ impl Loss {
             }
         }
         Ok(())
+    }
+
+    /// Sums loss and metrics, and overwrites `outputs` as [`Loss::sum`] does.
+    pub(crate) fn evaluate(
+        &self,
+        outputs: ArrayViewMut2<'_, f32>,
+        batch: &Batch,
+    ) -> Result<Evaluation, ModelError> {
+        let mut ranking = Ranking::default();
+        let is_ranked = !self.further_metrics().is_empty();
+        for (record, (row, label)) in outputs.rows().into_iter().zip(batch.labels).enumerate() {
+            let weight = batch.weights.get(record).copied().unwrap_or(1.0);
+            // The logarithm of the odds of the second class; of one output, that is the output.
+            let score = row[row.len() - 1] - if row.len() == 2 { row[0] } else { 0.0 };
+            if is_ranked {
+                ranking.add(score, *label == 1.0, f64::from(weight));
+            }
+        }
+        let further = if is_ranked { vec![FurtherSum::Ranking(ranking)] } else { Vec::new() };
+        Ok(Evaluation { further, ..self.sum(outputs, batch)? })
     }
 
     /// Sums loss and metric, record by record in order, and replaces `outputs` (records × outputs, row-major)
@@ -215,6 +244,29 @@ mod tests {
             assert_eq!(slopes[0], 2.0 * each[0]);
             assert!(slopes[width..2 * width].iter().all(|it| *it == 0.0));
         }
+    }
+
+    #[test]
+    fn models_of_two_classes_rank_records_by_their_odds() {
+        let evaluate = |kind: Kind, outputs: &[f32], labels: &[f32], weights: &[f32]| {
+            let loss = Loss { kind, class_weights: Arc::new([1.0, 3.0]) };
+            let shape = (labels.len(), outputs.len() / labels.len());
+            let mut outputs = Array2::from_shape_vec(shape, outputs.to_vec()).unwrap();
+            let features = Array2::zeros((labels.len(), 0));
+            let batch = Batch { features: features.view(), labels, columns: &[], weights };
+            let found = loss.evaluate(outputs.view_mut(), &batch).unwrap();
+            let values = found.further.iter().zip(loss.further_metrics());
+            values.map(|(sum, metric)| (metric.name, sum.value(&metric))).collect::<Vec<_>>()
+        };
+        // Of six pairs three are in order, and one is a tie.
+        let (scores, labels) = ([2.0, 0.5, -1.0, 0.5, 3.0], [1.0, 1.0, 0.0, 0.0, 0.0]);
+        let area = |weights: &[f32]| evaluate(Kind::Logistic, &scores, &labels, weights)[0];
+        assert_eq!(area(&[]), ("auc", Some(3.5 / 6.0)));
+        assert_eq!(area(&[1.0, 1.0, 1.0, 1.0, 0.0]), ("auc", Some(3.5 / 4.0)));
+        let of_classes: Vec<f32> = scores.iter().flat_map(|it| [1.5, 1.5 + it]).collect();
+        let two = Kind::CrossEntropy { classes: 2 };
+        assert_eq!(evaluate(two, &of_classes, &labels, &[]), [("auc", Some(3.5 / 6.0))]);
+        assert_eq!(evaluate(Kind::Squared, &scores, &labels, &[]), []);
     }
 
     /// As a mean with class weights is in PyTorch: by the sum of the weights. A metric does not know them.

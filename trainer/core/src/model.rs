@@ -11,6 +11,7 @@ use crate::error::ModelError;
 use crate::fingerprint::fingerprint;
 use crate::lanes::LaneBatches;
 use crate::parameters::Parameters;
+use crate::ranking::Ranking;
 
 /// A differentiable model with a loss.
 ///
@@ -88,6 +89,11 @@ pub trait Model: Send + Sync {
     /// Returns the metric that [`Evaluation::metric_sum`] sums up.
     fn metric(&self) -> Metric;
 
+    /// Returns the further metrics, those that [`Evaluation::further`] sums up. Their names differ.
+    fn further_metrics(&self) -> Vec<Metric> {
+        Vec::new()
+    }
+
     /// Returns the numerics fingerprint: the same text on all machines on which this model computes the
     /// same bits. A model that computes with other libraries names these.
     fn numerics(&self) -> String {
@@ -130,13 +136,23 @@ impl fmt::Debug for Validity {
 }
 
 /// Sums over evaluated records.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Evaluation {
     pub records: u64,
     pub loss_sum: f64,
     pub metric_sum: f64,
     /// What the sums of loss and metric are divided by, if that is not the number of records.
     pub weights: Option<Weights>,
+    /// The sums of the further metrics, in the order of [`Model::further_metrics`].
+    pub further: Vec<FurtherSum>,
+}
+
+/// What is summed up of a further metric.
+#[derive(Clone, Debug, PartialEq)]
+pub enum FurtherSum {
+    Weighted(WeightedSum),
+    /// The metric is the area under the ROC curve.
+    Ranking(Ranking),
 }
 
 /// The weights of the records that the sums of loss and metric are over.
@@ -164,6 +180,29 @@ impl WeightedSum {
     }
 }
 
+impl FurtherSum {
+    /// Returns the value of `metric`; `None` if nothing counts.
+    pub fn value(&self, metric: &Metric) -> Option<f64> {
+        match self {
+            Self::Weighted(sum) => sum.value(metric),
+            Self::Ranking(ranking) => ranking.area(),
+        }
+    }
+
+    fn merge(&mut self, other: &Self) {
+        match (&mut *self, other) {
+            (Self::Weighted(own), Self::Weighted(other)) => {
+                own.sum += other.sum;
+                own.weight += other.weight;
+            }
+            (Self::Ranking(own), Self::Ranking(other)) => own.merge(other),
+            // A sum of no record does not say how its metric is summed up.
+            (Self::Weighted(_), Self::Ranking(_)) => *self = other.clone(),
+            (Self::Ranking(_), Self::Weighted(_)) => {}
+        }
+    }
+}
+
 impl Evaluation {
     /// Adds the sums of other records. Floating-point addition depends on its order: merge in a fixed one.
     pub fn merge(&mut self, other: &Evaluation) {
@@ -175,6 +214,9 @@ impl Evaluation {
         self.records += other.records;
         self.loss_sum += other.loss_sum;
         self.metric_sum += other.metric_sum;
+        self.further.iter_mut().zip(&other.further).for_each(|(own, other)| own.merge(other));
+        // Sums of no record may have no further ones.
+        self.further.extend(other.further.iter().skip(self.further.len()).cloned());
     }
 
     /// Returns the sum of the losses, and says in the gradient what its records count.
@@ -247,6 +289,31 @@ mod tests {
         assert_eq!(all.mean_loss(), Some(1.5));
         assert_eq!(all.metric(&Metric::mean("error")), Some(9.0));
         assert_eq!(all.metric(&Metric::root_of_mean("rmse")), Some(3.0));
+    }
+
+    /// The mean of parts of different weight is not the mean of their means.
+    #[test]
+    fn a_mean_is_over_what_counts_however_records_are_divided() {
+        let part = |records, loss_sum, loss, further: &[(f64, f64)]| Evaluation {
+            records,
+            loss_sum,
+            weights: Some(Weights { loss, metric: records as f64 }),
+            further: further
+                .iter()
+                .map(|&(sum, weight)| FurtherSum::Weighted(WeightedSum { sum, weight }))
+                .collect(),
+            ..Evaluation::default()
+        };
+        let mut all = Evaluation::default();
+        all.merge(&part(2, 6.0, 1.5, &[(1.0, 1.0)]));
+        all.merge(&part(1, 0.0, 0.0, &[(0.0, 0.0)]));
+        all.merge(&part(1, 2.0, 0.5, &[(2.0, 3.0)]));
+        assert_eq!(all.mean_loss(), Some(4.0));
+        assert_eq!(all.further[0].value(&Metric::mean("token_accuracy")), Some(0.75));
+        assert_eq!(part(1, 0.0, 0.0, &[]).mean_loss(), None);
+        // Records without weights of their own count once each.
+        all.merge(&Evaluation { records: 2, loss_sum: 0.0, ..Evaluation::default() });
+        assert_eq!(all.mean_loss(), Some(2.0));
     }
 
     #[test]

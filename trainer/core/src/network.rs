@@ -270,7 +270,7 @@ impl Model for Network {
             return Ok(Evaluation::default());
         }
         let (_, mut outputs) = self.forward(parameters, batch.features, &[]);
-        self.loss.sum(outputs.view_mut(), batch)
+        self.loss.evaluate(outputs.view_mut(), batch)
     }
 
     fn check(&self, batch: &Batch) -> Result<(), ModelError> {
@@ -280,6 +280,10 @@ impl Model for Network {
 
     fn metric(&self) -> Metric {
         self.loss.metric()
+    }
+
+    fn further_metrics(&self) -> Vec<Metric> {
+        self.loss.further_metrics()
     }
 }
 

@@ -100,7 +100,7 @@ impl Model for WideAndDeep {
         let categories = Categories::of(batch)?;
         let mut outputs = Self::wide(parameters, batch, &categories);
         self.deep.add_outputs(parameters, batch, &categories, None, &mut outputs);
-        self.loss.sum(outputs.view_mut(), batch)
+        self.loss.evaluate(outputs.view_mut(), batch)
     }
 
     fn check(&self, batch: &Batch) -> Result<(), ModelError> {
@@ -111,5 +111,9 @@ impl Model for WideAndDeep {
 
     fn metric(&self) -> Metric {
         self.loss.metric()
+    }
+
+    fn further_metrics(&self) -> Vec<Metric> {
+        self.loss.further_metrics()
     }
 }

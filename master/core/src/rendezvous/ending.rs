@@ -5,6 +5,7 @@
 //! If one that has not is lost, or asks for another round because its workers failed, all members run again in
 //! the next round. If that round cannot be formed within the join timeout, the job has failed.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use steadfast_common::ids::{NodeId, Phase, Round};
@@ -140,6 +141,7 @@ fn ended(state: JobOutcome, reason: Option<String>) -> Fact {
         loss: None,
         metric: None,
         metric_name: None,
+        further_metrics: BTreeMap::new(),
         parameters_sha256: None,
         model: None,
         checkpoint: None,
