@@ -21,6 +21,7 @@ pub struct PythonModel {
     built: Built,
     features: usize,
     metric: &'static str,
+    further: Vec<&'static str>,
     nothing: Arc<Layout>,
     /// The validity of the generation that the trainer is in. The mutex guards only this field.
     validity: Mutex<Validity>,
@@ -38,11 +39,12 @@ impl PythonModel {
     ) -> Result<Self, ModelError> {
         let spec = serde_json::to_string(spec).expect("a spec is plain data");
         let built = requests.call(|reply| Request::Build { spec, features, reply })?;
-        // A name that lives as long as the process, which builds few models.
-        let metric = Box::leak(built.metric.clone().into_boxed_str());
+        // Names that live as long as the process, which builds few models.
+        let leaked = |name: &String| &*Box::leak(name.clone().into_boxed_str());
+        let (metric, further) = (leaked(&built.metric), built.further.iter().map(leaked).collect());
         let nothing = Arc::new(Layout::new(Vec::new()));
         let validity = Mutex::new(Validity::new(|| true));
-        Ok(Self { requests, built, features, metric, nothing, validity })
+        Ok(Self { requests, built, features, metric, further, nothing, validity })
     }
 
     fn compute(
@@ -123,6 +125,10 @@ impl Model for PythonModel {
 
     fn metric(&self) -> Metric {
         Metric::mean(self.metric)
+    }
+
+    fn further_metrics(&self) -> Vec<Metric> {
+        self.further.iter().copied().map(Metric::mean).collect()
     }
 
     fn numerics(&self) -> String {

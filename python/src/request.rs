@@ -12,6 +12,8 @@ use crate::arrays::Write;
 pub struct Built {
     pub parameters: Vec<ParamSpec>,
     pub metric: String,
+    /// Names of the further metrics.
+    pub further: Vec<String>,
     pub numerics: String,
     pub min_records: u32,
     pub modules: Modules,

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
-use numpy::{PyArray1, PyArrayMethods};
+use numpy::{PyArray1, PyArrayMethods, PyReadonlyArray1};
 use pyo3::exceptions::{PyRuntimeError, PySystemExit, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -15,7 +15,8 @@ use steadfast_common::tensor::layout::UpdateRule;
 use steadfast_process::{Failure, Refusal, Shutdown, try_parse};
 use steadfast_trainer::own_loop::{Requests, Running, wait_for};
 use steadfast_trainer::{
-    Args, Current, Evaluation, Initial, ModelError, ParamSpec, Parameters, Registry,
+    Args, Current, Evaluation, FurtherSum, Initial, ModelError, ParamSpec, Parameters, Ranking,
+    Registry, WeightedSum, Weights,
 };
 
 use crate::arrays::{self, Write};
@@ -203,8 +204,7 @@ impl Trainer {
                     let given = (model, parameters, self.transformed(py, records, None)?, count);
                     let evaluated =
                         py.import("steadfast.model")?.call_method1("evaluated", given)?;
-                    let (loss_sum, metric_sum): (f64, f64) = evaluated.extract()?;
-                    Ok(Evaluation { records: count, loss_sum, metric_sum, ..Evaluation::default() })
+                    Ok(sums_of(count, evaluated.extract()?))
                 });
                 reply.send(reported(py, sums)?);
             }
@@ -256,13 +256,15 @@ impl Trainer {
             parameters.push(table_of(name, &table)?);
         }
         let metric = model.getattr("metric_name")?.extract()?;
+        let further = py.import("steadfast.model")?.call_method1("further_metrics", (&model,))?;
+        let further = further.extract()?;
         let min_records = model.getattr("min_records")?.extract()?;
         let identity = py.import("steadfast.model")?.getattr("identity")?;
         let numerics = identity.call1((&model,))?.extract()?;
         let modules = py.import("steadfast._sources")?.call_method1("modules", (&spec, &model))?;
         let modules = modules.extract()?;
         *self.model.lock().expect("no holder panics") = Some(model.unbind());
-        Ok(Built { parameters, metric, numerics, min_records, modules })
+        Ok(Built { parameters, metric, further, numerics, min_records, modules })
     }
 
     /// Asks the model for the row ids of its tables for a batch of records; returns them in the order of the tables.
@@ -294,6 +296,46 @@ impl Trainer {
             arrays::write_to(py, &dict_of(&given)?, &mut parameters, Write::Overwrite)?;
         }
         Ok(parameters)
+    }
+}
+
+/// A sum with its weight, or the scores, labels and weights of ranked records.
+#[derive(FromPyObject)]
+enum Summed<'py> {
+    Weighted((f64, f64)),
+    Ranked((PyReadonlyArray1<'py, f32>, PyReadonlyArray1<'py, bool>, PyReadonlyArray1<'py, f64>)),
+}
+
+impl Summed<'_> {
+    fn into_sum(self) -> FurtherSum {
+        let (scores, labels, weights) = match self {
+            Self::Weighted((sum, weight)) => {
+                return FurtherSum::Weighted(WeightedSum { sum, weight });
+            }
+            Self::Ranked(it) => it,
+        };
+        let mut ranking = Ranking::default();
+        let labels_and_weights = labels.as_array().into_iter().zip(weights.as_array());
+        for (score, (label, weight)) in scores.as_array().into_iter().zip(labels_and_weights) {
+            ranking.add(*score, *label, *weight);
+        }
+        FurtherSum::Ranking(ranking)
+    }
+}
+
+/// Returns an evaluation of sums: those of the loss, of the metric, and of the further metrics.
+fn sums_of(records: u64, sums: Vec<Summed<'_>>) -> Evaluation {
+    let mut sums = sums.into_iter();
+    let (loss, metric) = match (sums.next(), sums.next()) {
+        (Some(Summed::Weighted(loss)), Some(Summed::Weighted(metric))) => (loss, metric),
+        _ => return Evaluation { records, ..Evaluation::default() },
+    };
+    Evaluation {
+        records,
+        loss_sum: loss.0,
+        metric_sum: metric.0,
+        weights: Some(Weights { loss: loss.1, metric: metric.1 }),
+        further: sums.map(Summed::into_sum).collect(),
     }
 }
 

@@ -24,7 +24,7 @@ from .errors import (
     UnavailableError,
 )
 from .job import Job, Rule
-from .model import Model
+from .model import Model, Ranked
 from .run import Checkpoint, Evaluation, LocalRun, PassEnd, Run, connect, local
 from .tables import Rows, Table, category_ids
 
@@ -44,6 +44,7 @@ __all__ = [
     "NodeRangeMismatch",
     "NotFoundError",
     "PassEnd",
+    "Ranked",
     "RendezvousClosed",
     "RendezvousTimeout",
     "RoundEnded",

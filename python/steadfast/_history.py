@@ -44,7 +44,14 @@ class Evaluation(NamedTuple):
     metric: Optional[float]
     """Mean of the metric; ``None`` if it is not finite."""
     metric_name: str
-    """Name of the metric."""
+    """Name of the metric; of several, of the first one."""
+    further_metrics: Tuple[Tuple[str, Optional[float]], ...] = ()
+    """Names and means of the further metrics."""
+
+    @property
+    def metrics(self) -> Dict[str, Optional[float]]:
+        """All metrics by name."""
+        return {self.metric_name: self.metric, **dict(self.further_metrics)}
 
 
 class Checkpoint(NamedTuple):
@@ -195,7 +202,8 @@ class History:
         passes, step = result["passes"], result["steps"]
         if any(it.step == step and it.records is not None for it in self._evaluations[-1:]):
             return None
-        found = Evaluation(passes, step, None, result["loss"], result["metric"], metric_name)
+        further = _further(result)
+        found = Evaluation(passes, step, None, result["loss"], result["metric"], metric_name, further)
         self._keep(found)
         return found
 
@@ -249,8 +257,21 @@ def _checkpoint(status: Mapping[str, Any]) -> Optional[Checkpoint]:
 
 
 def _evaluation(record: Mapping[str, Any], records: Optional[int], metric_name: str) -> Evaluation:
-    return Evaluation(record["pass"], record["version"], records, record["loss"], record["metric"], metric_name)
+    return Evaluation(
+        record["pass"],
+        record["version"],
+        records,
+        record["loss"],
+        record["metric"],
+        metric_name,
+        _further(record),
+    )
+
+
+def _further(record: Mapping[str, Any]) -> Tuple[Tuple[str, Optional[float]], ...]:
+    return tuple(record.get("further_metrics", {}).items())
 
 
 def _figures(point: Point) -> List[Tuple[str, Any]]:
-    return [(name, point[name]) for name in ("examples", "loss", "metric")]
+    figures = [(name, point[name]) for name in ("examples", "loss", "metric")]
+    return [*figures, ("further_metrics", point.get("further_metrics") or None)]

@@ -23,7 +23,7 @@ _TOLERANCES = {torch.bfloat16: 0.05, torch.float16: 0.01}
 
 _TOLERANCE = 1e-3
 
-Loss = Callable[[Any, torch.Tensor], torch.Tensor]
+Loss = Callable[[Any, torch.Tensor], Any]
 
 
 class Sample(NamedTuple):
@@ -38,6 +38,8 @@ class Sample(NamedTuple):
 class LossCheck:
     """Checks that the loss of several records is the mean, or the sum, of their losses.
 
+    Of a loss with weights both are checked, the sum and the weight.
+
     It computes the loss of some records together and of every ``min_records`` of them that follow each other, from the
     outputs of one call of the module: what the module itself shares between records, as BatchNorm does, and dropout
     make no difference. Each record is in as many of these parts, so their sums add up to a multiple of the whole sum.
@@ -46,8 +48,9 @@ class LossCheck:
     more than ``min_records`` records.
     """
 
-    def __init__(self, loss: Loss, reduction: str, min_records: int = 1) -> None:
+    def __init__(self, loss: Loss, reduction: str, min_records: int = 1, named: str = "the loss") -> None:
         self._loss = loss
+        self._named = named
         self._reduction = reduction
         self._part = min_records
         self._seen = 0
@@ -101,51 +104,87 @@ class LossCheck:
         try:
             whole = self._of(output, label, every)
             again = self._of(output, label, every)
-            is_random = random_states(label.device) != before or not torch.equal(whole, again)
+            is_random = random_states(label.device) != before or not all(map(torch.equal, whole, again))
         except Exception:
             # Such as one that takes the gradient of something.
             return
         # A loss may draw without a difference in two computations.
-        if is_random or not torch.isfinite(whole):
+        if is_random or not all(map(torch.isfinite, whole)):
             return
         # Around the end, so that each record is in as many parts.
         indexes = ((every[: self._part] + at) % count for at in range(count))
         parts = [self._of_part(output, label, index) for index in indexes]
+        self._compare(whole[0], [it[0] for it in parts], output, label, raised)
+        if self._reduction == "weighted":
+            self._compare_weights(whole[1], [it[1] for it in parts])
+
+    def _compare(
+        self,
+        whole: torch.Tensor,
+        parts: List[float],
+        output: Any,
+        label: torch.Tensor,
+        raised: List[warnings.WarningMessage],
+    ) -> None:
+        count = len(label)
         total = sum(parts) / self._part
         told = whole.item() * (count if self._reduction == "mean" else 1)
-        tolerance = _TOLERANCES.get(whole.dtype, _TOLERANCE) * sum(map(abs, parts)) / self._part
+        tolerance = self._tolerance(whole, parts)
         if not abs(told - total) <= tolerance + 1e-6:
             if any("Using a target size" in str(it.message) for it in raised):
                 raise InvalidError(_broadcast(output, label))
-            each = "each of them" if self._part == 1 else f"every {self._part} of them"
-            found = f"the loss of {count} records is {whole.item():.6g}, and the losses of {each} "
-            found += f"add up to {total:.6g}: it is not their {self._reduction}"
+            found = f"{self._named} of {count} records is {whole.item():.6g}, and the losses of {self._each()} "
+            found += (
+                f"add up to {total:.6g}: it is not their {'sum' if self._reduction == 'weighted' else self._reduction}"
+            )
             raise InvalidError(f"{found}; {self._remedy(whole.item(), total, tolerance, output, label)}")
 
-    def _of(self, output: Any, label: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """Returns the loss of some records, which may change its copy of them."""
-        return self._loss(_rows(output, index, len(label)), _rows(label, index, len(label)))
+    def _compare_weights(self, whole: torch.Tensor, parts: List[float]) -> None:
+        total = sum(parts) / self._part
+        if not abs(whole.item() - total) <= self._tolerance(whole, parts) + 1e-6:
+            raise InvalidError(
+                f"the weight of {self._named} of {len(parts)} records is {whole.item():.6g}, and the weights of "
+                f"{self._each()} add up to {total:.6g}: it is not their sum; return what the records count, such as "
+                "the number of their tokens, without a least value: a step of which nothing counts changes nothing"
+            )
 
-    def _of_part(self, output: Any, label: torch.Tensor, index: torch.Tensor) -> float:
-        """Returns the sum of the losses of a part of the records."""
+    def _each(self) -> str:
+        return "each of them" if self._part == 1 else f"every {self._part} of them"
+
+    def _tolerance(self, whole: torch.Tensor, parts: List[float]) -> float:
+        return _TOLERANCES.get(whole.dtype, _TOLERANCE) * sum(map(abs, parts)) / self._part
+
+    def _of(self, output: Any, label: torch.Tensor, index: torch.Tensor) -> List[torch.Tensor]:
+        """Returns the loss of some records, which may change its copy of them, and its weight, if it has one."""
+        loss = self._loss(_rows(output, index, len(label)), _rows(label, index, len(label)))
+        if self._reduction != "weighted":
+            return [loss]
+        total, weight = loss
+        is_tensor = isinstance(weight, torch.Tensor)
+        return [total, weight.reshape(()) if is_tensor else torch.tensor(float(weight), dtype=torch.float64)]
+
+    def _of_part(self, output: Any, label: torch.Tensor, index: torch.Tensor) -> List[float]:
+        """Returns the sum of the losses of a part of the records, and its weight, if it has one."""
         named = "one record" if self._part == 1 else f"{self._part} records"
         try:
-            loss = self._of(output, label, index)
+            loss, *weight = self._of(output, label, index)
         except Exception as error:
             raise InvalidError(
-                f"the loss of several records can be computed, that of {named} cannot: {error}; the last "
+                f"{self._named} of several records can be computed, that of {named} cannot: {error}; the last "
                 f"micro-batch of a pass may have {named} (`squeeze` needs the number of a dimension; "
                 "`min_records=2` in the model excludes single ones), "
                 'and a loss that compares records with each other needs `reduction="coupled"`'
             ) from error
         if loss.dim() != 0:
             raise InvalidError(
-                f"the loss of {named} has the shape {list(loss.shape)}, that of several is a number; return "
+                f"{self._named} of {named} has the shape {list(loss.shape)}, that of several is a number; return "
                 "one number, the mean or the sum"
             )
-        return float(loss.item()) * (self._part if self._reduction == "mean" else 1)
+        return [float(loss.item()) * (self._part if self._reduction == "mean" else 1), *map(float, weight)]
 
     def _remedy(self, whole: float, total: float, tolerance: float, output: Any, label: torch.Tensor) -> str:
+        if self._reduction == "weighted":
+            return "return the sum of what counts and its weight, not a mean"
         if self._reduction == "mean" and abs(whole - total) <= tolerance:
             return 'pass `reduction="sum"` to the model, or return the mean'
         if self._reduction == "sum" and abs(whole * len(label) - total * self._part) <= tolerance * self._part:
@@ -154,8 +193,9 @@ class LossCheck:
         if is_tensor and output.shape != label.shape and output.numel() == label.numel():
             return _broadcast(output, label)
         return (
-            'with class weights, `ignore_index` or padding use `reduction="sum"` in the loss and here; a loss '
-            'that compares records with each other, as contrastive losses do, needs `reduction="coupled"`'
+            'with class weights, `ignore_index` or padding use `reduction="weighted"`, and return the sum and what it '
+            "is over; a loss that compares records with each other, as contrastive losses do, needs "
+            '`reduction="coupled"`'
         )
 
 
@@ -170,6 +210,11 @@ def check_reduction(loss: Any, reduction: str) -> None:
     if not is_known or reduction == "coupled":
         return
     name = type(loss).__name__
+    if reduction == "weighted":
+        raise InvalidError(
+            f'`{name}` returns one number; with `reduction="weighted"` the loss returns a pair, the sum of what counts '
+            "and its weight: call it in a function of your own"
+        )
     if own in ("mean", "sum") and own != reduction:
         raise InvalidError(
             f'`{name}` has `reduction="{own}"`, the model `reduction="{reduction}"`; pass the same to both'
@@ -178,7 +223,7 @@ def check_reduction(loss: Any, reduction: str) -> None:
         if loss.weight is not None or loss.ignore_index != -100:
             raise InvalidError(
                 "the mean of a loss with class weights or `ignore_index` is not the mean over the "
-                'records; use `reduction="sum"` in the loss and here'
+                'records; use `reduction="weighted"`, and return the sum and what it is over'
             )
 
 

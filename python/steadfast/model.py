@@ -7,7 +7,8 @@ import hashlib
 import json
 import math
 import platform
-from typing import TYPE_CHECKING, Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -18,10 +19,13 @@ from .tables import Table
 if TYPE_CHECKING:
     from ._native import Key
 
-__all__ = ["Batch", "Model", "identity"]
+__all__ = ["Batch", "Model", "Ranked", "identity"]
 
 SETTINGS = ("weight_decay", "learning_rate", "frozen")
 """What a model sets for parameters."""
+
+CURVES = ("seconds", "step", "examples", "loss", "metric")
+"""Columns of :meth:`steadfast.Run.curves` that every job has."""
 
 Batch = Mapping[str, Any]
 """Columns by name.
@@ -33,6 +37,24 @@ as a row for each record, text and bytes as an array of objects. Lists of any le
 elements of all records, and the offsets at which each record begins; the last offset is the number of elements
 (``torch.nn.EmbeddingBag`` takes both with ``include_last_offset=True``).
 """
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """What a further metric has in place of a sum if it is the area under the ROC curve.
+
+    That is the probability that a positive record has a larger score than a negative one, over all held-out records.
+    Scores are rounded down to bfloat16 for it, and ties count half.
+    """
+
+    scores: Any
+    """A number for each record: the larger it is, the more likely the record is positive."""
+
+    positive: Any
+    """For each record, whether it is positive: booleans, or 0 and 1."""
+
+    weights: Optional[Any] = None
+    """What each record counts; 1 by default."""
 
 
 class Model(abc.ABC):
@@ -48,6 +70,9 @@ class Model(abc.ABC):
 
     metric_name = "metric"
     """Name of the metric that :meth:`evaluate` sums, such as ``accuracy``; the job shows its mean."""
+
+    further_metrics: Sequence[str] = ()
+    """Names of the further metrics that :meth:`evaluate` sums; the job shows the mean of each."""
 
     min_records = 1
     """The fewest records of which :meth:`gradient` computes a gradient. A job whose last micro-batches have fewer is
@@ -102,12 +127,21 @@ class Model(abc.ABC):
     @abc.abstractmethod
     def gradient(
         self, parameters: Mapping[str, Any], batch: Batch, key: "Key"
-    ) -> Tuple[float, Mapping[str, Optional[Any]]]:
-        """Returns the *sum* of the records' losses, and its gradient by name (``None`` for zero)."""
+    ) -> Tuple["Sum", Mapping[str, Optional[Any]]]:
+        """Returns the *sum* of the records' losses, and its gradient by name (``None`` for zero).
+
+        A pair in place of the sum is the sum and what the records count together, such as the number of tokens that
+        are not padding: the mean gradient of a step is the sum of all gradients divided by all that counts. A model
+        returns a pair always or never.
+        """
 
     @abc.abstractmethod
-    def evaluate(self, parameters: Mapping[str, Any], batch: Batch) -> Tuple[float, float]:
+    def evaluate(self, parameters: Mapping[str, Any], batch: Batch) -> "Sums":
         """Returns the sums of loss and metric over the records, two numbers, without random numbers.
+
+        With :attr:`further_metrics`, a dict with the sum of each follows, or its :class:`Ranked` scores. A pair in place of a sum is a sum and the
+        weight of what it is over, such as the number of tokens that are not padding: the job divides by that in place
+        of the number of records.
 
         The sum of a comparison of arrays whose shapes differ, such as records × 1 and records, is that of each
         record with each: nothing notices it.
@@ -137,14 +171,76 @@ def transformed(model: Model, batch: Batch, key: Optional["Key"], records: int) 
     return found
 
 
-def evaluated(model: Model, parameters: Mapping[str, Any], batch: Batch, records: int) -> Tuple[float, float]:
-    """Returns the sums of loss and metric that a model's ``evaluate`` returns for so many records."""
-    found = model.evaluate(parameters, batch)
-    if not isinstance(found, (tuple, list)) or len(found) != 2:
+def evaluated(model: Model, parameters: Mapping[str, Any], batch: Batch, records: int) -> List[Tuple[Any, ...]]:
+    """Returns the sums that a model's ``evaluate`` returns for so many records, each with its weight.
+
+    They are those of the loss, of the metric, and of the further metrics in their order; of ranked records their scores,
+    labels and weights.
+    """
+    found: Any = model.evaluate(parameters, batch)
+    further = further_metrics(model)
+    if not isinstance(found, (tuple, list)) or len(found) != (3 if further else 2):
+        wanted = "two numbers, the sums of loss and metric"
+        if further:
+            wanted += f", and a dict with those of {', '.join(further)}"
+        raise InvalidError(f"`evaluate` returned a {type(found).__name__}; return {wanted}")
+    sums: List[Tuple[Any, ...]] = [
+        weighted_sum("loss", found[0], records),
+        weighted_sum(model.metric_name, found[1], records),
+    ]
+    if not further:
+        return sums
+    given = found[2]
+    if not isinstance(given, Mapping) or set(given) != set(further):
+        have = ", ".join(map(str, given)) if isinstance(given, Mapping) else f"a {type(given).__name__}"
+        raise InvalidError(f"`evaluate` returned the further metrics {have}; the model names {', '.join(further)}")
+    for name in further:
+        value = given[name]
+        sums.append(_ranks(name, value) if isinstance(value, Ranked) else weighted_sum(name, value, records))
+    return sums
+
+
+def _ranks(name: str, ranked: Ranked) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the scores, labels and weights of ranked records."""
+    scores = np.asarray(ranked.scores, dtype=np.float32)
+    labels = np.asarray(ranked.positive)
+    weights = np.ones(scores.shape) if ranked.weights is None else np.asarray(ranked.weights, dtype=np.float64)
+    if scores.ndim != 1 or labels.shape != scores.shape or weights.shape != scores.shape:
         raise InvalidError(
-            f"`evaluate` returned a {type(found).__name__}; return two numbers, the sums of loss and metric"
+            f"`{name}` ranks records by scores of the shape {list(scores.shape)}, with labels of the shape "
+            f"{list(labels.shape)} and weights of the shape {list(weights.shape)}; give each one number for each record"
         )
-    return as_sum("loss", found[0], records), as_sum(model.metric_name, found[1], records)
+    if np.isnan(scores).any():
+        raise InvalidError(f"`{name}` has a score that is no number")
+    if not np.isin(labels, (0, 1)).all():
+        raise InvalidError(
+            f"`{name}` has a label that is neither 0 nor 1; say which records are positive, as `label == 3`"
+        )
+    if not (np.isfinite(weights) & (weights >= 0)).all():
+        raise InvalidError(f"`{name}` has weights that are not finite, or negative")
+    return scores, labels.astype(bool), weights
+
+
+def further_metrics(model: Model) -> List[str]:
+    """Returns the names of a model's further metrics.
+
+    Raises:
+        InvalidError: They are not names that differ from each other and from the columns of curves.
+    """
+    names = model.further_metrics
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise InvalidError("`further_metrics` of the model is not a list of names")
+    check_further(model.metric_name, list(names))
+    return list(names)
+
+
+def check_further(metric: str, further: Sequence[str]) -> None:
+    """Checks that each further metric has a name of its own, beside the metric of the job and the columns of curves."""
+    for at, name in enumerate(further):
+        if name in CURVES:
+            raise InvalidError(f"a further metric or loss is named `{name}`, as a column of curves is; rename it")
+        if name == metric or name in further[:at]:
+            raise InvalidError(f"two metrics or losses are named `{name}`; give each a name of its own")
 
 
 def settings_of(model: Model) -> Dict[str, Dict[str, Any]]:
@@ -195,6 +291,18 @@ def setting(where: str, key: str, value: Any) -> float:
     return number
 
 
+def weighted_sum(name: str, value: Any, records: int) -> Tuple[float, float]:
+    """Returns a sum over so many records and its weight: the number of records, unless a pair says another one."""
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        return as_sum(name, value, records), float(records)
+    total, weight = as_sum(name, value[0], records), as_sum(f"weights of the {name}", value[1], records)
+    if not (np.isfinite(weight) and weight >= 0):
+        raise InvalidError(
+            f"the weight of the {name} of {records} records is {weight}; weights are finite and not negative"
+        )
+    return total, weight
+
+
 def as_sum(name: str, value: Any, records: int) -> float:
     """Returns a sum over so many records as a number; refuses values that were not added."""
     shape = tuple(getattr(value, "shape", ()))
@@ -204,6 +312,13 @@ def as_sum(name: str, value: Any, records: int) -> float:
             "over the records"
         )
     return float(value)
+
+
+Sum = Union[float, Tuple[float, float]]
+"""A sum over the records of a batch, or a sum and the weight of what it is over."""
+
+Sums = Union[Tuple[Sum, Sum], Tuple[Sum, Sum, Mapping[str, Union[Sum, Ranked]]]]
+"""The sums of loss and metric, and those of further metrics by name."""
 
 
 def records_of(column: Any) -> Optional[int]:

@@ -42,6 +42,8 @@ class Progress:
         evaluation = status["evaluation"]
         if evaluation is not None and evaluation["metric"] is not None:
             parts.append(f"{evaluation['metric_name']} {evaluation['metric']:.4f}")
+            further = evaluation.get("further_metrics", {}).items()
+            parts += [f"{name} {it:.4f}" for name, it in further if it is not None]
         if status["seconds_left"] is not None:
             parts.append(f"{status['seconds_left']:.0f} s left")
         return " · ".join(parts + list(status["waiting"])[:1])

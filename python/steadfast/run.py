@@ -192,22 +192,26 @@ class Run:
         """Returns the history of the job, as far as it was seen, as columns of one length.
 
         ``pandas.DataFrame`` takes them: ``seconds`` since the first point, ``step``, ``examples``, ``loss`` and
-        ``metric`` (``None`` where there was none yet). Steps increase: when the job goes back to a checkpoint, the
-        points of later steps are dropped, as in TensorBoard.
+        ``metric`` (``None`` where there was none yet), and each further metric under its name. Steps increase: when the
+        job goes back to a checkpoint, the points of later steps are dropped, as in TensorBoard.
         """
         self._look()
         points = self._history.points()
         first = points[0]["unix_ms"] if points else 0
-        return {
+        further = {name for point in points for name in point.get("further_metrics", {})}
+        columns = {
             "seconds": [(point["unix_ms"] - first) / 1000 for point in points],
             "step": [point["version"] for point in points],
             "examples": [point["examples"] for point in points],
             "loss": [point["loss"] for point in points],
             "metric": [point["metric"] for point in points],
         }
+        for name in sorted(further - set(columns)):
+            columns[name] = [point.get("further_metrics", {}).get(name) for point in points]
+        return columns
 
     def plot(self) -> Any:
-        """Draws loss and metric over the steps; returns the matplotlib figure.
+        """Draws loss and metrics over the steps; returns the matplotlib figure.
 
         Raises:
             ImportError: matplotlib is not installed.
@@ -215,8 +219,9 @@ class Run:
         import matplotlib.pyplot as plt
 
         curves = self.curves()
-        figure, axes = plt.subplots(1, 2, figsize=(10, 3.5))
-        for axis, name in zip(axes, ("loss", "metric")):
+        drawn = [name for name in curves if name not in ("seconds", "step", "examples")]
+        figure, axes = plt.subplots(1, len(drawn), figsize=(5 * len(drawn), 3.5))
+        for axis, name in zip(axes, drawn):
             pairs = [(x, y) for x, y in zip(curves["step"], curves[name]) if y is not None]
             axis.plot([x for x, _ in pairs], [y for _, y in pairs])
             axis.set_xlabel("step")
@@ -498,7 +503,9 @@ class LocalRun(Run):
         if code in _FINISHED:
             # The master's own history ends with it.
             last = {"unix_ms": int(time.time() * 1000), "version": summary["steps"]}
-            self._history.add_last({**last, **{name: summary[name] for name in ("examples", "loss", "metric")}})
+            figures = {name: summary[name] for name in ("examples", "loss", "metric")}
+            further = {name: it for name, it in summary.get("further_metrics", {}).items() if it is not None}
+            self._history.add_last({**last, **figures, **({"further_metrics": further} if further else {})})
             return summary
         reason = summary.get("reason") or _errors_of(self._output["stderr"])
         if summary.get("state") == "failed":

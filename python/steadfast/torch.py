@@ -29,12 +29,12 @@ from ._state import (
     trained,
 )
 from .errors import InvalidError
-from .model import Batch, records_of
+from .model import Batch, Ranked, Sum, Sums, check_further, records_of
 from .model import Model as _Model
 from .randomness import seed_all
 from .tables import Table
 
-__all__ = ["Embedding", "EmbeddingBag", "Model", "accuracy", "load"]
+__all__ = ["Embedding", "EmbeddingBag", "Model", "accuracy", "auc", "load"]
 
 _EVALUATED = 1024
 """Records that are evaluated at a time."""
@@ -65,6 +65,28 @@ def accuracy(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
     return (output.argmax(dim=-1) == label).to(torch.float32)
 
 
+def auc(output: torch.Tensor, label: torch.Tensor) -> Ranked:
+    """Ranks records by a module of two classes: the metric is the area under the ROC curve.
+
+    The output has one logit for each record (records, or records × 1), or one for each of two classes. The label is 0 or
+    1. Name it after the metric of the job: ``metrics={"accuracy": …, "auc": steadfast.torch.auc}``. Others rank by
+    :class:`steadfast.Ranked`, such as one class against all others::
+
+        metrics={"accuracy": …, "auc_3": lambda output, label: steadfast.Ranked(output[:, 3], label == 3)}
+
+    Raises:
+        InvalidError: The output is neither of these.
+    """
+    if output.dim() == 2 and output.shape[1] == 2:
+        return Ranked(output[:, 1] - output[:, 0], label)
+    if output.shape not in ((len(label),), (len(label), 1)):
+        raise InvalidError(
+            f"`auc` takes one logit for each record, or two, and the output of {len(label)} records has the shape "
+            f"{list(output.shape)}; rank one class by `lambda output, label: steadfast.Ranked(output[:, 3], label == 3)`"
+        )
+    return Ranked(output.flatten(), label.flatten())
+
+
 def _label_remedy(output: torch.Tensor, label: torch.Tensor) -> str:
     """Returns what to do about labels that are not one class for each output."""
     if label.shape == (*output.shape[:-1], 1):
@@ -84,12 +106,20 @@ class Model(_Model):
             functions do, or their sum with ``reduction="sum"``. That it is what ``reduction`` says is checked by
             computing it for some records together and one by one, or ``min_records`` by ``min_records``: with the
             first micro-batches, and from time to time.
-        metrics: One metric by name: called with output and label, returns one value for each record, a tensor of the
-            shape (records,). The job shows their mean over all held-out records. They are evaluated in parts, so a
-            value that compares records with each other, such as the area under a curve, is no such metric.
-        reduction: What ``loss`` returns: ``"mean"`` or ``"sum"`` of the records' losses, or ``"coupled"`` of a loss
-            that compares the records of a micro-batch with each other, as contrastive losses do. The latter
-            counts as a mean, which depends on ``micro_batch`` in the job file, and is not checked.
+        metrics: Metrics by name, of which the first one is the metric of the job: each is called with output and label,
+            and returns one value for each record, a tensor of the shape (records,). The job shows their mean over all
+            held-out records. One whose records count differently, such as by their tokens, returns a pair of tensors:
+            the sum for each record, and what it is over. The records are evaluated in parts, so of the values that
+            compare them with each other there is one only: :class:`steadfast.Ranked`, as of :func:`auc`, for the area
+            under the ROC curve. It is not the first metric.
+        reduction: What ``loss`` returns: ``"mean"`` or ``"sum"`` of the records' losses; ``"weighted"`` for a pair, the
+            sum of what counts and its weight, such as the number of tokens that are not padding or the sum of class
+            weights; or ``"coupled"`` of a loss that compares the records of a micro-batch with each other, as
+            contrastive losses do. The latter counts as a mean, which depends on ``micro_batch`` in the job file, and
+            is not checked.
+        weight: The column with what each record counts: ``"weight"`` with ``dataset.weight`` of the job file. ``loss``
+            is called with its values as third argument, and needs ``reduction="weighted"``. Values of metrics are
+            multiplied by them, and divided by their sum.
         inputs: The columns that the module is called with, in order, as tensors over the same memory. A column
             of lists of any length is two arguments, values and offsets, as of ``torch.nn.EmbeddingBag`` with
             ``include_last_offset=True``.
@@ -115,6 +145,8 @@ class Model(_Model):
             all that are trained. Or an optimizer of PyTorch's, whose groups it takes: each ``weight_decay``, and each
             ``lr`` as a factor of the optimizer's, which is that of the job file. The optimizer itself is that of the
             job file.
+        losses: Further losses by name, such as the parts that ``loss`` adds up: called, reduced and checked as ``loss``
+            is, and shown as further metrics of the held-out records.
         min_records: The fewest records of a micro-batch: 2 by default of a module with a ``BatchNorm1d`` that is
             trained, which normalizes no single record, else 1. See :attr:`steadfast.Model.min_records`.
 
@@ -127,7 +159,7 @@ class Model(_Model):
     def __init__(
         self,
         module: torch.nn.Module,
-        loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        loss: Callable[..., Any],
         metrics: Optional[Mapping[str, Callable[..., torch.Tensor]]] = None,
         *,
         reduction: str = "mean",
@@ -141,14 +173,23 @@ class Model(_Model):
         master_weights: bool = False,
         groups: Optional[Groups] = None,
         min_records: Optional[int] = None,
+        losses: Optional[Mapping[str, Callable[..., Any]]] = None,
+        weight: Optional[str] = None,
     ) -> None:
-        if reduction not in ("mean", "sum", "coupled"):
-            raise InvalidError(f'`reduction` is "{reduction}"; use "mean", "sum" or "coupled"')
+        if reduction not in ("mean", "sum", "weighted", "coupled"):
+            raise InvalidError(f'`reduction` is "{reduction}"; use "mean", "sum", "weighted" or "coupled"')
+        if weight is not None and reduction != "weighted":
+            raise InvalidError(
+                f'`weight` names the column `{weight}`, and the loss has `reduction="{reduction}"`; use "weighted", '
+                "and return the weighted sum of the losses and the sum of the weights"
+            )
         if buffers not in (None, "mean", "constant"):
             raise InvalidError(f'`buffers` is "{buffers}"; use "mean" or "constant"')
-        if metrics is not None and len(metrics) != 1:
-            raise InvalidError("`metrics` takes one metric by name")
-        check_reduction(loss, reduction)
+        if metrics is not None and not metrics:
+            raise InvalidError("`metrics` is empty; name a metric, or leave it out")
+        _check_names(list(metrics or {}), list(losses or {}))
+        for it in [loss, *(losses or {}).values()]:
+            check_reduction(it, reduction)
         check_wrappers(module)
         # Before the module is moved, which may replace its parameters.
         self._settings = {} if groups is None else settings_of(module, groups)
@@ -160,14 +201,16 @@ class Model(_Model):
         self._reduction = reduction
         self._inputs = [inputs] if isinstance(inputs, str) else list(inputs)
         self._target = target
+        self._weight = weight
         self._label = label
         # Whether the loss was found not to take classes.
         self._takes_numbers = False
         self._transform = transform
-        self._metric: Optional[Callable[..., Any]] = None
-        self.metric_name = "loss"
-        if metrics:
-            self.metric_name, self._metric = next(iter(metrics.items()))
+        self._metrics = dict(metrics or {})
+        self._losses = dict(losses or {})
+        # Without a metric, the loss is shown as one.
+        self.metric_name = next(iter(self._metrics), "loss")
+        self.further_metrics = [*list(self._metrics)[1:], *self._losses]
         self._tables = Tables(module)
         self._trained = _trained(module, master_weights, bool(self._tables.declared))
         kept = persistent(module, owners)
@@ -192,7 +235,12 @@ class Model(_Model):
         self._modes = {layer: layer.training for layer in module.modules()}
         needs_two = any(isinstance(it, torch.nn.BatchNorm1d) and it.training for it in self._modes)
         self.min_records = min_records or (2 if needs_two else 1)
-        self._loss_check = LossCheck(loss, reduction, self.min_records)
+        self._loss_check = self._check_of(loss, "the loss")
+        self._further_checks = {name: self._check_of(it, f"the loss `{name}`") for name, it in self._losses.items()}
+
+    def _check_of(self, loss: Callable[..., Any], named: str) -> LossCheck:
+        of_rows = loss if self._weight is None else _of_rows(loss)
+        return LossCheck(of_rows, self._reduction, self.min_records, named)
 
     def parameters(self) -> Dict[str, List[int]]:
         return {name: list(it.shape) for name, it in self._state().items()}
@@ -213,14 +261,14 @@ class Model(_Model):
         fresh = self.rebuild(seed) if self.rebuild else None
         return fresh._initial if isinstance(fresh, Model) else self._initial
 
-    def gradient(self, parameters: Mapping[str, Any], batch: Batch, key: Any) -> Tuple[float, Dict[str, np.ndarray]]:
+    def gradient(self, parameters: Mapping[str, Any], batch: Batch, key: Any) -> Tuple[Sum, Dict[str, np.ndarray]]:
         try:
             return self._gradient(parameters, batch, key.seed)
         except _TakesNumbers:
             # From the start: nothing may depend on what was computed in vain.
             return self._gradient(parameters, batch, key.seed)
 
-    def _gradient(self, parameters: Mapping[str, Any], batch: Batch, seed: int) -> Tuple[float, Dict[str, np.ndarray]]:
+    def _gradient(self, parameters: Mapping[str, Any], batch: Batch, seed: int) -> Tuple[Sum, Dict[str, np.ndarray]]:
         self._load(parameters)
         seed_all(seed)
         for layer, training in self._modes.items():
@@ -229,8 +277,9 @@ class Model(_Model):
             parameter.grad = None
         inputs, label = self._tensors(batch)
         output = self._output(inputs, 0, len(label))
-        sample = self._loss_check.sample(output, label)
-        loss = self._sum(output, label)
+        weights = self._weights(batch, label)
+        sample = self._loss_check.sample(_with(output, weights), label)
+        loss, weight = self._sum(output, label, weights)
         loss.backward()
         leaving = {name: it.grad for name, it in self._trained.items() if it.grad is not None}
         leaving.update({name: self._buffer(name) for name in self._averaged})
@@ -242,32 +291,57 @@ class Model(_Model):
         loss_sum = loss.item()
         # After all that counts: it may call the module.
         self._loss_check.check(sample, functools.partial(self._output_from, inputs, 0))
-        return loss_sum, gradients
+        return (loss_sum, weight) if self._reduction == "weighted" else loss_sum, gradients
 
-    def evaluate(self, parameters: Mapping[str, Any], batch: Batch) -> Tuple[float, float]:
+    def evaluate(self, parameters: Mapping[str, Any], batch: Batch) -> Sums:
         try:
             return self._evaluate(parameters, batch)
         except _TakesNumbers:
             return self._evaluate(parameters, batch)
 
-    def _evaluate(self, parameters: Mapping[str, Any], batch: Batch) -> Tuple[float, float]:
+    def _evaluate(self, parameters: Mapping[str, Any], batch: Batch) -> Sums:
         self._load(parameters)
         seed_all(0)
         self.module.eval()
         inputs, label = self._tensors(batch)
-        loss_sum = metric_sum = 0.0
+        weights = self._weights(batch, label)
+        sums = {name: (0.0, 0.0) for name in ["loss", *self._metrics, *self._losses]}
+        ranked: Dict[str, List[Ranked]] = {}
+
+        def add(name: str, found: Tuple[float, float]) -> None:
+            sums[name] = (sums[name][0] + found[0], sums[name][1] + found[1])
+
         with torch.no_grad():
             # A task may have many more records than a micro-batch.
             for start in range(0, len(label), _EVALUATED):
                 part = label[start : start + _EVALUATED]
                 output = self._output(inputs, start, start + len(part))
-                sample = self._loss_check.sample(output, part)
-                loss_sum += self._sum(output, part).item()
-                if self._metric is not None:
-                    metric_sum += self._metric_sum(self._metric(output, part), output, part)
-                self._loss_check.check(sample, functools.partial(self._output_from, inputs, start))
+                own = None if weights is None else weights[start : start + len(part)]
+                checks = [self._loss_check, *self._further_checks.values()]
+                samples = [check.sample(_with(output, own), part) for check in checks]
+                loss, weight = self._sum(output, part, own)
+                add("loss", (loss.item(), weight))
+                for name, metric in self._metrics.items():
+                    value = metric(output, part)
+                    if isinstance(value, Ranked):
+                        ranked.setdefault(name, []).append(self._ranked(name, value, own))
+                    else:
+                        add(name, self._metric_sum(value, output, part, own))
+                for name, further in self._losses.items():
+                    loss, weight = self._reduced(_called(further, own)(output, part), len(part), name)
+                    add(name, (loss.item(), weight))
+                for check, sample in zip(checks, samples):
+                    check.check(sample, functools.partial(self._output_from, inputs, start))
         self._check_buffers()
-        return loss_sum, loss_sum if self._metric is None else metric_sum
+        # One number where each record counts once.
+        counts_once = self._reduction != "weighted"
+        found: Dict[str, Any] = {
+            name: it[0] if counts_once and it[1] == len(label) else it for name, it in sums.items()
+        }
+        found.update({name: _joined(parts) for name, parts in ranked.items()})
+        if not self.further_metrics:
+            return found["loss"], found[self.metric_name]
+        return found["loss"], found[self.metric_name], {name: found[name] for name in self.further_metrics}
 
     def numerics(self) -> str:
         """Covers also what does not travel: frozen parameters and buffers."""
@@ -307,19 +381,33 @@ class Model(_Model):
         """Returns the buffer of each layer that has it."""
         return [layer._buffers[key] for layer, key in self._owners[name]]
 
+    def _ranked(self, name: str, ranked: Ranked, weights: Optional[torch.Tensor]) -> Ranked:
+        """Returns ranked records in arrays, with the weights that they have."""
+        if name == self.metric_name:
+            raise InvalidError(f"`{name}`, the first metric, ranks records; name a mean over records before it")
+        given = (ranked.scores, ranked.positive, weights if ranked.weights is None else ranked.weights)
+        return Ranked(*(it.detach().cpu().float().numpy() if isinstance(it, torch.Tensor) else it for it in given))
+
     @staticmethod
-    def _metric_sum(values: Any, output: Any, label: torch.Tensor) -> float:
-        """Returns the sum of a metric, which has one value for each record.
+    def _metric_sum(
+        values: Any, output: Any, label: torch.Tensor, weights: Optional[torch.Tensor]
+    ) -> Tuple[float, float]:
+        """Returns the sum of a metric, which has one value or a pair of sum and weight for each record, and its weight.
 
         Of another shape it compares records with each other: an output of records × 1 and as many labels make
         records × records.
         """
-        shape = tuple(getattr(values, "shape", ()))
         records = len(label)
+        if isinstance(values, tuple) and len(values) == 2:
+            (total, _), (weight, _) = (Model._metric_sum(it, output, label, weights) for it in values)
+            return total, weight
+        shape = tuple(getattr(values, "shape", ()))
         if shape == (records,):
-            return float(values.sum().item())
+            if weights is not None:
+                return float((values * weights).sum().item()), float(weights.sum().item())
+            return float(values.sum().item()), float(records)
         found = f"a {type(values).__name__}" if not hasattr(values, "shape") else f"the shape {list(shape)}"
-        remedy = "a metric of all records together, such as the area under a curve, has no such values"
+        remedy = "for the area under a curve, `steadfast.torch.auc` or `steadfast.Ranked`"
         if shape[:1] == (records,):
             remedy = "take the mean over the other dimensions, such as `.flatten(1).mean(dim=1)`"
         if len(shape) == 2 and shape[0] == records and shape[1] in (1, records):
@@ -454,32 +542,64 @@ class Model(_Model):
         column = _column(batch, name)
         return column_ids(name, column) if name in self._tables.columns else column
 
-    def _sum(self, output: Any, label: torch.Tensor) -> torch.Tensor:
-        """Returns the sum of the losses."""
+    def _weights(self, batch: Batch, label: torch.Tensor) -> Optional[torch.Tensor]:
+        """Returns what each record counts, if a column says it."""
+        if self._weight is None:
+            # Another loss than a weighted one is refused by the trainer.
+            if self._reduction == "weighted" and "weight" in batch and "weight" not in [*self._inputs, self._target]:
+                raise InvalidError(
+                    "the batch has a column `weight`, such as that of `dataset.weight`, which the loss does not get; "
+                    'pass `weight="weight"` to the model and take the values as third argument, or remove the column'
+                )
+            return None
+        weights = _tensor(self._weight, _column(batch, self._weight), self.device)
+        if not isinstance(weights, torch.Tensor) or weights.shape != (len(label),):
+            raise InvalidError(f"the column `{self._weight}` has no number for each record, as weights are")
+        weights = weights.to(torch.float32)
+        if not bool((torch.isfinite(weights) & (weights >= 0)).all()):
+            raise InvalidError(f"the column `{self._weight}` has a weight that is not a finite number from 0 on")
+        return weights
+
+    def _sum(self, output: Any, label: torch.Tensor, weights: Optional[torch.Tensor]) -> Tuple[torch.Tensor, float]:
+        """Returns the sum of the losses, and what it is over."""
+        called = _called(self._loss, weights)
         try:
-            loss = self._loss(output, label)
+            loss = called(output, label)
         except Exception as error:
-            refused = self._refused(output, label, error)
+            refused = self._refused(called, output, label, error)
             if refused is None:
                 raise
             raise refused from error
-        if loss.dim() != 0:
-            raise InvalidError(f"the loss has the shape {list(loss.shape)}; return one number, the mean or the sum")
-        return loss if self._reduction == "sum" else loss * len(label)
+        return self._reduced(loss, len(label), "loss")
 
-    def _refused(self, output: Any, label: torch.Tensor, error: Exception) -> Optional[Exception]:
+    def _reduced(self, loss: Any, records: int, name: str) -> Tuple[torch.Tensor, float]:
+        """Returns the sum of the losses that a loss function returned, and what it is over."""
+        which = "the loss" if name == "loss" else f"the loss `{name}`"
+        weight = float(records)
+        if self._reduction == "weighted":
+            if not isinstance(loss, tuple) or len(loss) != 2:
+                found = f"the shape {list(loss.shape)}" if hasattr(loss, "shape") else f"a {type(loss).__name__}"
+                raise InvalidError(f"{which} is {found}; return a pair, the sum of what counts and its weight")
+            loss, weight = loss[0], float(loss[1])
+        elif isinstance(loss, tuple):
+            raise InvalidError(f'{which} is a pair; pass `reduction="weighted"` for a sum and its weight')
+        if loss.dim() != 0:
+            raise InvalidError(f"{which} has the shape {list(loss.shape)}; return one number, the mean or the sum")
+        return loss if self._reduction in ("sum", "weighted") else loss * records, weight
+
+    def _refused(self, loss: Any, output: Any, label: torch.Tensor, error: Exception) -> Optional[Exception]:
         """Returns what is wrong with a loss that raised an error."""
         is_open = self._label is None and label.dtype == torch.int64
-        if is_open and computes(self._loss, output, label.to(torch.float32)):
+        if is_open and computes(loss, output, label.to(torch.float32)):
             self._takes_numbers = True
             return _TakesNumbers()
         takes_classes = self._label is None and label.is_floating_point() and not self._takes_numbers
-        if takes_classes and computes(self._loss, output, label.to(torch.int64)):
+        if takes_classes and computes(loss, output, label.to(torch.int64)):
             return InvalidError(
                 f"the target `{self._target}` has fractions, and the loss takes whole numbers, the classes; "
                 "correct the target, or take a loss of numbers"
             )
-        return explained(self._loss, output, label, error)
+        return explained(loss, output, label, error)
 
 
 def load(
@@ -543,6 +663,42 @@ def _given(parameters: Union[Mapping[str, Any], str, "os.PathLike[str]"]) -> Dic
         name: it if isinstance(it, torch.Tensor) else torch.from_numpy(np.array(it, np.float32))
         for name, it in parameters.items()
     }
+
+
+def _called(loss: Callable[..., Any], weights: Optional[torch.Tensor]) -> Callable[[Any, torch.Tensor], Any]:
+    """Returns a loss of output and label."""
+    return loss if weights is None else lambda output, label: loss(output, label, weights)
+
+
+def _with(output: Any, weights: Optional[torch.Tensor]) -> Any:
+    """Returns an output with the weights of its records, as :func:`_of_rows` takes it."""
+    return output if weights is None else (output, weights)
+
+
+def _of_rows(loss: Callable[..., Any]) -> Callable[[Any, torch.Tensor], Any]:
+    return lambda rows, label: loss(rows[0], label, rows[1])
+
+
+def _joined(parts: List[Ranked]) -> Ranked:
+    """Returns the records of all parts."""
+    if len(parts) == 1:
+        return parts[0]
+    columns = ([np.asarray(getattr(it, name)) for it in parts] for name in ("scores", "positive"))
+    scores, positive = (np.concatenate(column) for column in columns)
+    weights = None if parts[0].weights is None else np.concatenate([np.asarray(it.weights) for it in parts])
+    return Ranked(scores, positive, weights)
+
+
+def _check_names(metrics: Sequence[str], losses: Sequence[str]) -> None:
+    """Checks that the names of metrics and further losses differ, also from that of the loss."""
+    for name in [*metrics, *losses]:
+        if not isinstance(name, str) or not name:
+            raise InvalidError(f"a metric is named {name!r}; names are text")
+        if name == "loss":
+            raise InvalidError("a metric or a further loss is named `loss`, as that of the job is; rename it")
+        if name in metrics and name in losses:
+            raise InvalidError(f"`metrics` and `losses` both have `{name}`; give each a name of its own")
+    check_further(next(iter(metrics), "loss"), [*metrics[1:], *losses])
 
 
 class _TakesNumbers(Exception):

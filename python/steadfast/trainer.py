@@ -22,7 +22,7 @@ from typing import Callable, Optional, Sequence, Tuple
 from . import _native
 from .client import Trainer, leave_all
 from .errors import InvalidError, SteadfastError, described
-from .model import as_sum
+from .model import weighted_sum
 
 __all__ = ["main"]
 
@@ -75,7 +75,10 @@ def _compute(args: Sequence[str]) -> None:
         for work in trainer:
             try:
                 loss_sum, gradients = trainer.model.gradient(work.parameters, work.batch, work.key)
-                work.push(gradients, loss_sum=as_sum("loss", loss_sum, work.records))
+                total, weight = weighted_sum("loss", loss_sum, work.records)
+                # Each record counts once, unless the model says what the records count.
+                given = weight if isinstance(loss_sum, (tuple, list)) else None
+                work.push(gradients, loss_sum=total, weight=given)
             except Exception as error:
                 _fail(work, described(error))
 

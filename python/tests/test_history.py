@@ -237,6 +237,21 @@ def test_the_final_evaluation_is_counted_once():
     assert followed(without) == [[1, 2, 3]]
 
 
+def test_further_metrics_are_part_of_an_evaluation_and_of_the_curves():
+    history = History()
+    history.add(at(1, 10, evaluated(1, 10, 0.5, further_metrics={"top5": 0.75, "recall": None})))
+    (found,) = history.evaluations()
+    assert found.metrics == {"accuracy": 0.5, "top5": 0.75, "recall": None}
+    history.add(at_the_end(loss=0.1, further_metrics={"top5": 0.875}))
+    assert history.evaluations()[-1].metrics == {"accuracy": 0.9, "top5": 0.875}
+    history = History()
+    waiting = status(1, (5, 10, 0.5))
+    history.add(waiting)
+    history.add({**waiting, "points": [{**waiting["points"][0], "unix_ms": 9, "further_metrics": {"top5": 0.25}}]})
+    (last,) = history.points()
+    assert last["further_metrics"] == {"top5": 0.25}
+
+
 def test_the_best_evaluation_is_that_of_the_job():
     history = History()
     assert history.best() is None

@@ -174,7 +174,7 @@ def test_a_log_is_as_that_of_other_processes_without_handlers(tmp_path):
 def test_the_programs_of_the_page_run(tmp_path):
     page = (ROOT / "docs" / "python.md").read_text()
     blocks = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", page, re.DOTALL))
-    assert page.count("```python") == len(blocks) == 5
+    assert page.count("```python") == len(blocks) == 7
     for name, code in blocks.items():
         (tmp_path / f"{name}.py").write_text(code)
     data = EXAMPLES.parent / "data" / "digits.parquet"
@@ -191,6 +191,14 @@ def test_the_programs_of_the_page_run(tmp_path):
     tables = "import towers; print(sorted(towers.build(None).tables()))"
     shown = subprocess.run([sys.executable, "-c", tables], cwd=tmp_path, check=True, capture_output=True, text=True)
     assert shown.stdout == "['item', 'user']\n"
+    counted = (
+        "import counted, several, torch; from types import SimpleNamespace; "
+        "output, label = torch.zeros(2, 5, 3), torch.tensor([[1, 2, -100], [0, -100, -100]]); "
+        "total, count = counted.loss(output, label); "
+        "print(round(float(total / count), 4), int(count), several.build(SimpleNamespace(features=4)).further_metrics)"
+    )
+    shown = subprocess.run([sys.executable, "-c", counted], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert shown.stdout.startswith("1.6094 3 ") and "recall" in shown.stdout and "margin" in shown.stdout, shown.stdout
     job = steadfast.Job(
         name="loop",
         passes=10,

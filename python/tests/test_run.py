@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import inspect
 import os
+import pathlib
 import pickle
 import re
 import signal
@@ -432,3 +433,120 @@ def test_a_job_elsewhere_is_watched_by_its_name(tmp_path):
             other.wait(timeout=0)
         with pytest.raises(steadfast.NotFoundError):
             steadfast.connect(endpoints, "another")
+
+
+SEVERAL = """
+import steadfast
+import steadfast.torch as st
+import torch
+
+
+def top3(output, label):
+    return (output.topk(3, dim=1).indices == label[:, None]).any(dim=1).float()
+
+
+def auc_8(output, label):
+    return steadfast.Ranked(output[:, 8], label == 8)
+
+
+def build(spec):
+    torch.manual_seed(0)
+    return st.Model(
+        torch.nn.Linear(spec.features, 10),
+        torch.nn.functional.cross_entropy,
+        metrics={"accuracy": st.accuracy, "top3": top3, "auc_8": auc_8},
+        losses={"margin": torch.nn.functional.multi_margin_loss},
+    )
+"""
+
+
+def several(tmp_path, monkeypatch, name, **evaluation) -> steadfast.Job:
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("several.py").write_text(SEVERAL)
+    dataset = dict(DIGITS, source=str(EXAMPLES / DIGITS["source"]))
+    model = dict(kind="python", entry="several:build")
+    return softmax(name, passes=4, dataset=dataset, model=model, evaluation=dict(fraction=0.2, **evaluation))
+
+
+def test_a_job_shows_all_metrics_and_keeps_the_best_by_the_one_that_it_monitors(tmp_path, monkeypatch):
+    job = several(tmp_path, monkeypatch, "several", keep="best", monitor="top3", goal="max")
+    with steadfast.local(job, data_dir=tmp_path / "data", trainers=2, pservers=2, progress=False) as run:
+        summary = run.wait(timeout=300)
+    assert summary["metric_name"] == "accuracy"
+    further = summary["further_metrics"]
+    assert set(further) == {"margin", "top3", "auc_8"} and summary["metric"] <= further["top3"] <= 1
+    best = run.best()
+    assert best.metrics == {"accuracy": summary["metric"], **further}
+    assert all(it.metrics["top3"] <= best.metrics["top3"] for it in run.evaluations())
+    assert run.curves()["top3"][-1] == further["top3"]
+    # Some eights look like other digits.
+    assert 0.9 < further["auc_8"] < 1
+
+
+def test_a_metric_that_the_model_does_not_have_is_not_monitored(tmp_path, monkeypatch):
+    job = several(tmp_path, monkeypatch, "unknown", patience=2, monitor="top4", goal="max")
+    with steadfast.local(job, data_dir=tmp_path / "data", trainers=1, pservers=1, progress=False) as run:
+        with pytest.raises(steadfast.SteadfastError, match="no such metric; it has accuracy, top3, auc_8, margin"):
+            run.wait(timeout=120)
+
+
+WEIGHTED = """
+import steadfast.torch as st
+import torch
+
+
+def loss(output, label, weight):
+    each = torch.nn.functional.cross_entropy(output, label, reduction="none")
+    return (each * weight).sum(), weight.sum()
+
+
+def build(spec):
+    torch.manual_seed(0)
+    metrics = {"accuracy": st.accuracy}
+    return st.Model(torch.nn.Linear(spec.features, 2), loss, metrics, reduction="weighted", weight="weight")
+
+
+def ignoring(spec):
+    return st.Model(torch.nn.Linear(spec.features, 2), torch.nn.functional.cross_entropy)
+"""
+
+
+def weighted(name: str, entry: str = "", **dataset) -> steadfast.Job:
+    """A job over the records of the current directory; the label of the uneven ones is wrong."""
+    lines = [
+        f"{at % 7 - 3},{at % 5},{0.25 + at % 3 if at % 2 == 0 else 0},{int(at % 7 > 3) ^ at % 2}" for at in range(600)
+    ]
+    pathlib.Path("weighted.csv").write_text("\n".join(["x0,x1,w,y", *lines]) + "\n")
+    dataset = dict(source="weighted.csv", format="csv", features=["x*"], label="y", **dataset)
+    model = dict(kind="softmax", classes=2, class_weights=[1, 3])
+    if entry:
+        model = dict(kind="python", entry=f"weighing:{entry}")
+        pathlib.Path("weighing.py").write_text(WEIGHTED)
+    return softmax(name, passes=20, dataset=dataset, model=model)
+
+
+@pytest.mark.parametrize("entry", ["", "build"])
+def test_weights_give_the_same_bits_for_any_number_of_workers(tmp_path, monkeypatch, entry):
+    if entry:
+        pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    found = []
+    for trainers, pservers in ((1, 1), (3, 2)):
+        job = weighted("weighted", entry, weight="w")
+        directory = tmp_path / f"data-{trainers}"
+        with steadfast.local(job, data_dir=directory, trainers=trainers, pservers=pservers, progress=False) as run:
+            found.append(run.wait(timeout=300))
+    assert found[0]["parameters_sha256"] == found[1]["parameters_sha256"]
+    assert found[0]["loss"] == found[1]["loss"]
+    # Records with a wrong label do not count.
+    assert found[0]["metric"] > 0.8
+
+
+def test_a_model_that_ignores_weights_is_refused(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    job = weighted("ignoring", "ignoring", weight="w")
+    with steadfast.local(job, data_dir=tmp_path / "data", trainers=1, pservers=1, progress=False) as run:
+        with pytest.raises(steadfast.SteadfastError, match="does not use the weights of the records"):
+            run.wait(timeout=120)

@@ -256,8 +256,8 @@ IGNORED = torch.nn.CrossEntropyLoss(ignore_index=1)
         (LOSS, "sum", 'pass `reduction="mean"`'),
         (torch.nn.CrossEntropyLoss(weight=WEIGHTS), "mean", "class weights"),
         (IGNORED, "mean", "class weights"),
-        (lambda o, y: LOSS(o, y, weight=WEIGHTS), "mean", 'class weights.*`reduction="sum"` in the loss'),
-        (lambda o, y: IGNORED(o, y), "mean", 'class weights.*`reduction="sum"` in the loss'),
+        (lambda o, y: LOSS(o, y, weight=WEIGHTS), "mean", 'class weights.*`reduction="weighted"`'),
+        (lambda o, y: IGNORED(o, y), "mean", 'class weights.*`reduction="weighted"`'),
         (lambda o, y: LOSS(o @ o.T, torch.arange(len(o))), "mean", 'contrastive.*`reduction="coupled"`'),
         (lambda o, y: (o - o.mean(dim=0)).square().mean(), "mean", 'contrastive.*`reduction="coupled"`'),
     ],
@@ -284,7 +284,7 @@ def test_a_mean_over_the_tokens_of_sequences_with_padding_is_refused():
     following = np.where(np.arange(5) < np.array([[1], [5], [2], [4]]), (words + 1) % 9, -100)
     records = {"words": words, "following": following}
     mean = st.Model(Tokens(), LOSS, inputs="words", target="following")
-    with pytest.raises(steadfast.InvalidError, match='padding use `reduction="sum"`'):
+    with pytest.raises(steadfast.InvalidError, match='padding use `reduction="weighted"`'):
         mean.gradient(read_only(mean), records, KEY)
     total = st.Model(
         Tokens(), torch.nn.CrossEntropyLoss(reduction="sum"), reduction="sum", inputs="words", target="following"
@@ -294,6 +294,139 @@ def test_a_mean_over_the_tokens_of_sequences_with_padding_is_refused():
         total.gradient(parameters, {name: it[at : at + 1] for name, it in records.items()}, KEY)[0] for at in range(4)
     ]
     assert total.gradient(parameters, records, KEY)[0] == pytest.approx(sum(parts), rel=1e-5)
+
+
+def of_tokens(output, label):
+    """The sum over the tokens that are not padding, and their number."""
+    return LOSS(output, label, reduction="sum"), (label != -100).sum()
+
+
+def test_a_loss_with_its_weight_counts_what_is_not_padding():
+    words = np.arange(4 * 5).reshape(4, 5) % 9
+    following = np.where(np.arange(5) < np.array([[1], [5], [0], [4]]), (words + 1) % 9, -100)
+    records = {"words": words, "following": following}
+    net = torch.nn.Sequential(torch.nn.Embedding(9, 9), torch.nn.Flatten(), torch.nn.Unflatten(1, (9, 5)))
+    model = st.Model(net, of_tokens, reduction="weighted", inputs="words", target="following")
+    parameters = read_only(model)
+    (whole, weight), gradients = model.gradient(parameters, records, KEY)
+    whole_gradient = gradients["0.weight"].copy()
+    assert weight == 10
+    sums, parts = 0.0, np.zeros_like(whole_gradient)
+    for at in range(4):
+        (loss, count), gradients = model.gradient(
+            parameters, {name: it[at : at + 1] for name, it in records.items()}, KEY
+        )
+        assert count == [1, 5, 0, 4][at]
+        sums, parts = sums + loss, parts + gradients["0.weight"]
+    assert sums == pytest.approx(whole, rel=1e-5) and np.allclose(parts, whole_gradient, atol=1e-6)
+    assert model.evaluate(parameters, records)[0] == (pytest.approx(whole, rel=1e-6), 10.0)
+
+
+def weighted_loss(output, label, weight):
+    return (LOSS(output, label, reduction="none") * weight).sum(), weight.sum()
+
+
+def test_records_count_by_the_column_of_their_weights():
+    metrics = {"accuracy": st.accuracy, "twice": lambda o, y: (2 * st.accuracy(o, y), torch.ones(len(y)))}
+    model = st.Model(torch.nn.Linear(6, 2), weighted_loss, metrics=metrics, reduction="weighted", weight="weight")
+    parameters, plain = read_only(model), batch(4)
+    weights = np.array([2.0, 0.0, 1.0, 0.5], dtype=np.float32)
+    records = {**plain, "weight": weights}
+    (loss_sum, weight), gradients = model.gradient(parameters, records, KEY)
+    found = gradients["weight"].copy()
+    assert weight == 3.5
+    each = [{name: it[at : at + 1] for name, it in plain.items()} for at in range(4)]
+    other = st.Model(torch.nn.Linear(6, 2), LOSS)
+    expected = np.zeros_like(found)
+    for at, record in enumerate(each):
+        expected += weights[at] * other.gradient(parameters, record, KEY)[1]["weight"]
+    assert np.allclose(found, expected, atol=1e-6)
+    (loss, _), (correct, of_metric), further = model.evaluate(parameters, records)
+    assert loss == pytest.approx(loss_sum, rel=1e-6) and of_metric == 3.5
+    assert further["twice"] == (pytest.approx(2 * correct), 3.5)
+    for bad, message in ((-weights, "not a finite number from 0"), (weights[:, None], "no number for each record")):
+        with pytest.raises(steadfast.InvalidError, match=message):
+            model.gradient(parameters, {**plain, "weight": bad}, KEY)
+    with pytest.raises(steadfast.InvalidError, match="no column `weight`"):
+        model.gradient(parameters, plain, KEY)
+
+
+@pytest.mark.parametrize(
+    ("weight", "found"),
+    [
+        (lambda label: 1.0, "records is 1, and the weights of each of them add up to 8"),
+        (lambda label: label.float().mean(), "of each of them add up to"),
+        (lambda label: (label == 5).sum().clamp(min=1), "without a least value"),
+        (lambda label: torch.ones(()).to(torch.bfloat16), "add up to 8"),
+    ],
+)
+def test_a_weight_that_is_not_the_sum_of_those_of_its_records_is_refused(weight, found):
+    loss = lambda output, label: (LOSS(output, label, reduction="sum"), weight(label))  # noqa: E731
+    model = st.Model(torch.nn.Linear(6, 2), loss, reduction="weighted")
+    parameters, records = read_only(model), batch(8)
+    for compute in (lambda: model.gradient(parameters, records, KEY), lambda: model.evaluate(parameters, records)):
+        with pytest.raises(steadfast.InvalidError, match=f"the weight of the loss of 8 .*{found}"):
+            compute()
+
+
+@pytest.mark.parametrize("kind", [int, float, torch.tensor, lambda count: torch.tensor([count], dtype=torch.bfloat16)])
+def test_a_weight_is_a_number_of_any_type(kind):
+    loss = lambda output, label: (LOSS(output, label, reduction="sum"), kind(len(label)))  # noqa: E731
+    for min_records in (1, 3):
+        model = st.Model(torch.nn.Linear(6, 2), loss, reduction="weighted", min_records=min_records)
+        assert model.gradient(read_only(model), batch(8), KEY)[0][1] == 8
+
+
+def test_further_losses_are_checked_as_the_loss_is():
+    def evaluated(reduction, loss, further, **more):
+        model = st.Model(torch.nn.Linear(6, 2), loss, losses={"spread": further}, reduction=reduction, **more)
+        records = {**batch(8), "weight": np.arange(8, dtype=np.float32)}
+        return model.evaluate(read_only(model), records)[2]["spread"]
+
+    evaluated("mean", LOSS, lambda o, y: o.square().mean())
+    with pytest.raises(steadfast.InvalidError, match="the loss `spread` of 8 records is .*; pass `reduction=.sum.`"):
+        evaluated("mean", LOSS, lambda o, y: o.square().sum())
+    with pytest.raises(steadfast.InvalidError, match="the weight of the loss `spread` of 8 records is 1,"):
+        evaluated("weighted", weighted_loss, lambda o, y, w: (o.square().sum(), 1.0), weight="weight")
+    assert evaluated("weighted", weighted_loss, weighted_loss, weight="weight")[1] == 28
+
+
+def test_weights_that_the_loss_does_not_get_are_refused():
+    def summed(output, label):
+        return LOSS(output, label, reduction="sum"), len(label)
+
+    def made(**more):
+        model = st.Model(torch.nn.Linear(6, 2), summed, reduction="weighted", **more)
+        return model, read_only(model)
+
+    model, parameters = made()
+    records = {**batch(4), "weight": np.ones(4, dtype=np.float32)}
+    for compute in (lambda: model.gradient(parameters, records, KEY), lambda: model.evaluate(parameters, records)):
+        with pytest.raises(steadfast.InvalidError, match='which the loss does not get; pass `weight="weight"`'):
+            compute()
+    model, parameters = made(transform=lambda given, key: {name: given[name] for name in ("features", "label")})
+    assert model.gradient(parameters, model.transform(records, KEY), KEY)[0][1] == 4
+    # A column of this name that the module or the loss takes is another one.
+    heavy = {"weight": records["features"], "label": records["label"]}
+    model, parameters = made(inputs="weight")
+    assert model.gradient(parameters, heavy, KEY)[0][1] == 4
+
+
+def test_a_loss_and_its_reduction_agree_about_weights():
+    def made(loss, reduction, **more):
+        model = st.Model(torch.nn.Linear(6, 2), loss, reduction=reduction, **more)
+        return model.gradient(read_only(model), batch(8), KEY)
+
+    with pytest.raises(steadfast.InvalidError, match="the loss is the shape.*return a pair"):
+        made(lambda o, y: LOSS(o, y), "weighted")
+    with pytest.raises(steadfast.InvalidError, match='the loss is a pair; pass `reduction="weighted"`'):
+        made(lambda o, y: (LOSS(o, y), 1), "mean")
+    with pytest.raises(steadfast.InvalidError, match="not their sum; return the sum of what counts and its weight"):
+        made(lambda o, y: (LOSS(o, y), len(y)), "weighted")
+    with pytest.raises(steadfast.InvalidError, match="`CrossEntropyLoss` returns one number"):
+        made(torch.nn.CrossEntropyLoss(), "weighted")
+    with pytest.raises(steadfast.InvalidError, match='`weight` names the column `w`.*use "weighted"'):
+        made(LOSS, "mean", weight="w")
 
 
 def squares(output, label):
@@ -459,6 +592,75 @@ def test_accuracy_refuses_a_single_output_and_labels_of_another_shape():
     # Of tokens, which a metric adds up itself.
     tokens = st.accuracy(output.view(2, 2, 2), label.view(2, 2))
     assert tokens.tolist() == [[1, 0], [1, 0]]
+
+
+def test_several_metrics_and_losses_are_summed_each():
+    metrics = {
+        "accuracy": st.accuracy,
+        "confident": lambda output, label: (output.softmax(1).amax(1) > 0.6).float(),
+        # Of the records of one class alone.
+        "recall": lambda output, label: (st.accuracy(output, label) * label, label.float()),
+    }
+    losses = {"spread": lambda output, label: output.square().mean()}
+    model = st.Model(torch.nn.Linear(6, 2), LOSS, metrics=metrics, losses=losses)
+    assert (model.metric_name, model.further_metrics) == ("accuracy", ["confident", "recall", "spread"])
+    parameters, records = read_only(model), batch(2500)
+    _, correct, further = model.evaluate(parameters, records)
+    output = torch.tensor(records["features"]) @ torch.tensor(parameters["weight"]).T + torch.tensor(parameters["bias"])
+    label = torch.tensor(records["label"])
+    is_right = output.argmax(dim=1) == label
+    assert correct == is_right.sum().item()
+    assert further["confident"] == pytest.approx((output.softmax(1).amax(1) > 0.6).sum().item(), abs=2)
+    assert further["recall"] == (is_right[label == 1].sum().item(), label.sum().item())
+    assert further["spread"] == pytest.approx(2500 * output.square().mean().item(), rel=1e-4)
+
+
+def test_the_area_under_the_curve_ranks_all_records():
+    metrics = {
+        "accuracy": st.accuracy,
+        "auc": st.auc,
+        "first": lambda output, label: steadfast.Ranked(output[:, 0], label),
+    }
+    model = st.Model(torch.nn.Linear(6, 2), LOSS, metrics=metrics)
+    parameters, records = read_only(model), batch(2500)
+    further = model.evaluate(parameters, records)[2]
+    output = torch.tensor(records["features"]) @ torch.tensor(parameters["weight"]).T + torch.tensor(parameters["bias"])
+    assert further["auc"].scores == pytest.approx((output[:, 1] - output[:, 0]).numpy(), abs=1e-5)
+    assert further["first"].scores == pytest.approx(output[:, 0].numpy(), abs=1e-5)
+    assert further["auc"].positive.tolist() == records["label"].tolist() and further["auc"].weights is None
+
+    logits, label = torch.tensor([[1.0], [-2.0]]), torch.tensor([1, 0])
+    assert st.auc(logits, label[:, None]).scores.tolist() == st.auc(logits.flatten(), label).scores.tolist() == [1, -2]
+    with pytest.raises(steadfast.InvalidError, match=r"the output of 2 records has the shape \[2, 3\]; rank one class"):
+        st.auc(torch.zeros(2, 3), label)
+    alone = st.Model(torch.nn.Linear(6, 2), LOSS, metrics={"auc": st.auc})
+    with pytest.raises(steadfast.InvalidError, match="`auc`, the first metric, ranks records"):
+        alone.evaluate(parameters, records)
+
+
+def test_names_of_metrics_and_losses_differ():
+    def made(metrics=None, **losses):
+        return st.Model(torch.nn.Linear(6, 2), LOSS, metrics=metrics, losses=losses)
+
+    with pytest.raises(steadfast.InvalidError, match="`metrics` and `losses` both have `spread`"):
+        made({"spread": st.accuracy}, spread=LOSS)
+    # Also alone: its sum would be added to that of the loss.
+    for taken in ({"metrics": {"accuracy": st.accuracy, "loss": st.accuracy}}, {"metrics": {"loss": st.accuracy}}):
+        with pytest.raises(steadfast.InvalidError, match="is named `loss`, as that of the job is; rename it"):
+            made(**taken)
+    with pytest.raises(steadfast.InvalidError, match="is named `loss`, as that of the job is; rename it"):
+        made(loss=LOSS)
+    for column in ("seconds", "step", "examples", "metric"):
+        with pytest.raises(steadfast.InvalidError, match=f"is named `{column}`, as a column of curves is; rename it"):
+            made({"accuracy": st.accuracy, column: st.accuracy})
+        with pytest.raises(steadfast.InvalidError, match=f"is named `{column}`, as a column of curves is; rename it"):
+            made(**{column: LOSS})
+    with pytest.raises(steadfast.InvalidError, match="`metrics` is empty"):
+        made({})
+    with pytest.raises(steadfast.InvalidError, match="a metric is named 3"):
+        made({3: st.accuracy})
+    # Without a metric the loss is shown as one.
+    assert (made(spread=LOSS).metric_name, made(spread=LOSS).further_metrics) == ("loss", ["spread"])
 
 
 def test_the_metric_of_one_logit_is_that_of_its_example():
