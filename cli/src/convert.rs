@@ -65,6 +65,7 @@ pub async fn run(args: ConvertArgs) -> Result<ExitCode, Failure> {
         format,
         features: vec![],
         label: String::new(),
+        classes: Vec::new(),
         weight: None,
         columns: args.columns,
         categories: vec![],

@@ -27,6 +27,7 @@ pub fn spec(format: DataFormat, header: Header, label: &str) -> DatasetSpec {
         format,
         features: vec!["*".to_owned()],
         label: label.to_owned(),
+        classes: Vec::new(),
         weight: None,
         categories: Vec::new(),
         crosses: Default::default(),

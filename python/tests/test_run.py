@@ -550,3 +550,19 @@ def test_a_model_that_ignores_weights_is_refused(tmp_path, monkeypatch):
     with steadfast.local(job, data_dir=tmp_path / "data", trainers=1, pservers=1, progress=False) as run:
         with pytest.raises(steadfast.SteadfastError, match="does not use the weights of the records"):
             run.wait(timeout=120)
+
+
+def test_classes_of_text_train_as_their_numbers_do(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [(at % 7 - 3, at % 5, int(at % 7 > 3)) for at in range(400)]
+    found = []
+    for classes in ([], ["no", "yes"], ["-1", "1"]):
+        names = classes or ["0", "1"]
+        pathlib.Path("labels.csv").write_text("x0,x1,y\n" + "".join(f"{a},{b},{names[y]}\n" for a, b, y in rows))
+        dataset = dict(source="labels.csv", format="csv", features=["x*"], label="y")
+        named = dict(classes=classes) if classes else {}
+        job = softmax("labels", passes=3, dataset=dict(dataset, **named), model=dict(kind="softmax", classes=2))
+        directory = tmp_path / f"data-{len(found)}"
+        with steadfast.local(job, data_dir=directory, trainers=1, pservers=1, progress=False) as run:
+            found.append(run.wait(timeout=120)["parameters_sha256"])
+    assert len(set(found)) == 1

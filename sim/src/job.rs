@@ -227,6 +227,7 @@ impl Job {
             format: DataFormat::Csv,
             features: Vec::new(),
             label: String::new(),
+            classes: Vec::new(),
             weight: None,
             columns: vec!["*".to_owned()],
             types: types.into(),

@@ -56,6 +56,20 @@ impl Column {
         Err(DataError::NotNumeric { column, file, found })
     }
 
+    /// Checks that the column can hold labels that name classes: one text or number for each record.
+    pub fn check_class(&self, file: &str) -> Result<(), DataError> {
+        match self.is_text() {
+            true => Ok(()),
+            false => self.check_numeric(file),
+        }
+    }
+
+    /// Returns whether each record has one text.
+    pub fn is_text(&self) -> bool {
+        let Content::Typed(kind) = self.content else { return false };
+        kind.shape == Shape::One && matches!(kind.element, Element::Text | Element::Bytes)
+    }
+
     /// Checks that the values of the column can be read.
     pub fn check_readable(&self, file: &str) -> Result<(), DataError> {
         match &self.content {
@@ -85,11 +99,22 @@ struct Named<'a> {
 impl Named<'_> {
     /// Checks that the name is unique and that the column can hold numbers.
     fn fit(&self, file: &str) -> Result<(), DataError> {
+        self.check_unique(file)?;
+        self.column.check_numeric(file)
+    }
+
+    /// Checks that the name is unique and that the column can name classes.
+    fn fit_classes(&self, file: &str) -> Result<(), DataError> {
+        self.check_unique(file)?;
+        self.column.check_class(file)
+    }
+
+    fn check_unique(&self, file: &str) -> Result<(), DataError> {
         if self.count > 1 {
             let column = self.column.name.clone();
             return Err(DataError::DuplicateColumn { column, file: file.to_owned() });
         }
-        self.column.check_numeric(file)
+        Ok(())
     }
 }
 
@@ -105,7 +130,11 @@ pub(crate) fn resolve(
         named.entry(&column.name).or_insert(Named { column, count: 0 }).count += 1;
     }
     let find = |name: &str| named.get(name).ok_or_else(|| unknown(columns, name, file));
-    find(&spec.label)?.fit(file)?;
+    let label = find(&spec.label)?;
+    match spec.classes.is_empty() {
+        true => label.fit(file)?,
+        false => label.fit_classes(file)?,
+    }
     if let Some(weight) = &spec.weight {
         find(weight)?.fit(file)?;
     }
@@ -252,6 +281,7 @@ mod tests {
             format: DataFormat::Parquet,
             features: features.iter().map(|name| (*name).to_owned()).collect(),
             label: label.to_owned(),
+            classes: vec![],
             weight: None,
             columns: vec![],
             categories: vec![],

@@ -167,10 +167,15 @@ impl ParquetFile {
             leaves[self.schema().get_column_root_idx(leaf)] = leaf;
         }
         let number = |place: usize| columns[place].check_numeric(url).map(|()| leaves[place]);
+        let label = |place: usize| match options.classes.is_empty() {
+            true => number(place),
+            false => columns[place].check_class(url).map(|()| leaves[place]),
+        };
         let value = |place: usize| columns[place].check_readable(url).map(|()| leaves[place]);
         Ok(Wanted {
             features: wanted.features.into_iter().map(number).collect::<Result<_, _>>()?,
-            label: wanted.label.map(number).transpose()?,
+            label: wanted.label.map(label).transpose()?,
+            has_text_label: wanted.label.is_some_and(|place| columns[place].is_text()),
             weight: wanted.weight.map(number).transpose()?,
             columns: wanted.columns.into_iter().map(value).collect::<Result<_, _>>()?,
         })

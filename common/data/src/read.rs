@@ -168,6 +168,8 @@ impl Source {
 pub(crate) struct Wanted {
     pub features: Vec<usize>,
     pub label: Option<usize>,
+    /// Whether the label is text, which names classes.
+    pub has_text_label: bool,
     pub weight: Option<usize>,
     pub columns: Vec<usize>,
 }
@@ -190,6 +192,7 @@ impl Wanted {
         Ok(Self {
             features: options.features.iter().map(place).collect::<Result<_, _>>()?,
             label: options.label.as_ref().map(place).transpose()?,
+            has_text_label: false,
             weight: options.weight.as_ref().map(place).transpose()?,
             columns: options.columns.iter().map(|it| place(&it.name)).collect::<Result<_, _>>()?,
         })

@@ -24,7 +24,7 @@ use crate::format;
 use crate::read::Conversion;
 use crate::task_split::{Access, Marks, Places, Shape};
 use crate::text::{Codec, range};
-use crate::values::{Builder, Inference, Value};
+use crate::values::{Builder, Classes, Inference, Value};
 
 pub(crate) use libsvm::expanded as libsvm_columns;
 pub(crate) use tfrecord::{encode as encode_example, is_header as is_tfrecord};
@@ -314,6 +314,7 @@ struct Collector<'a> {
     records: u64,
     numbers: Records,
     builders: Vec<Builder>,
+    classes: Option<Classes>,
     /// The places of the features of a LibSVM file.
     places: libsvm::Places,
     /// The values of the categories of a LibSVM file.
@@ -323,12 +324,21 @@ struct Collector<'a> {
 impl<'a> Collector<'a> {
     fn new(format: RowFormat, options: &'a ReadOptions) -> Self {
         let numbers = Records { width: options.features.len(), ..Records::default() };
-        let builders = Builder::all(options);
+        let (builders, classes) = (Builder::all(options), Classes::of(options));
         let places = match format {
             RowFormat::Libsvm => libsvm::places(&options.features),
             RowFormat::Jsonl | RowFormat::Tfrecord | RowFormat::Webdataset => Default::default(),
         };
-        Self { format, options, records: 0, numbers, builders, places, weights: Vec::new() }
+        Self {
+            format,
+            options,
+            records: 0,
+            numbers,
+            builders,
+            classes,
+            places,
+            weights: Vec::new(),
+        }
     }
 
     /// Adds a record. The error is a column whose value does not have its type, and the reason.
@@ -356,7 +366,7 @@ impl<'a> Collector<'a> {
                     features.push(number.map_err(|reason| (name.clone(), reason))?);
                 }
             }
-            let number = find(label).number(Conversion::Plain);
+            let number = Classes::label(self.classes.as_ref(), find(label));
             self.numbers.labels.push(number.map_err(|reason| (label.clone(), reason))?);
             if let Some(weight) = &self.options.weight {
                 let number = find(weight).number(Conversion::Weight);

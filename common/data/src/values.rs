@@ -87,6 +87,42 @@ impl Value<'_> {
     }
 }
 
+/// The values of a label that are classes.
+pub(crate) struct Classes(Vec<(String, Option<f64>)>);
+
+impl Classes {
+    /// Returns the classes of a job; `None` if its labels are numbers.
+    pub fn of(options: &ReadOptions) -> Option<Self> {
+        let names = options.classes.iter().map(|name| (name.clone(), parse(name).ok()));
+        (!options.classes.is_empty()).then(|| Self(names.collect()))
+    }
+
+    /// Converts the value of a label: to its class, or without classes to a number.
+    pub fn label(classes: Option<&Self>, value: &Value) -> Result<f32, String> {
+        classes.map_or_else(|| value.number(Conversion::Plain), |classes| classes.index(value))
+    }
+
+    /// Returns the class that a value names: by its text, or as the same number.
+    pub fn index(&self, value: &Value) -> Result<f32, String> {
+        let value = value.single()?;
+        let text = match value {
+            Value::Text(_) | Value::Number(_) | Value::Bytes(_) => {
+                textual(value)?.trim().to_owned()
+            }
+            Value::Missing => return Err(NULL.to_owned()),
+            value => float(value)?.to_string(),
+        };
+        let number = parse(&text).ok();
+        let is =
+            |(name, of): &(String, Option<f64>)| *name == text || of.is_some() && *of == number;
+        let index = self.0.iter().position(is).map(|index| index as f32);
+        index.ok_or_else(|| match text.is_empty() {
+            true => EMPTY.to_owned(),
+            false => format!("`{}` is none of `dataset.classes`", shortened(&text)),
+        })
+    }
+}
+
 /// Tells how a column of `int64` reads integers from 2⁶³ on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Large {

@@ -191,6 +191,8 @@ pub struct ReadOptions {
     pub features: Vec<String>,
     /// `None` for a dataset of `columns`.
     pub label: Option<String>,
+    /// The values of the label that are the classes 0, 1, …; empty if labels are numbers.
+    pub classes: Vec<String>,
     /// The column with what each record counts.
     pub weight: Option<String>,
     pub missing: Option<f32>,
@@ -227,6 +229,7 @@ impl ReadOptions {
             has_header: spec.header == crate::job::spec::Header::Present,
             features: manifest.features.clone(),
             label: spec.columns.is_empty().then(|| spec.label.clone()),
+            classes: spec.classes.clone(),
             weight: spec.weight.clone(),
             missing: spec.missing,
             transform: spec.transform,

@@ -99,6 +99,10 @@ pub struct DatasetSpec {
     /// The column to predict: a class index or a number.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub label: String,
+    /// The values of the label that are the classes 0, 1, …, such as `cat` or `-1`; without them the label is the number
+    /// itself.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub classes: Vec<String>,
     /// The column with what each record counts; each counts once without it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<String>,

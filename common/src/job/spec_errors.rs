@@ -192,6 +192,7 @@ impl JobSpec {
             ));
         }
         self.weight_errors(errors);
+        self.class_errors(errors);
         if dataset.categories.contains(&dataset.label) {
             errors.push(SpecError::new(
                 &["dataset.label", "dataset.categories"],
@@ -282,6 +283,42 @@ impl JobSpec {
             let text =
                 format!("`dataset.weight` `{weight}` is also the label, a feature or a category");
             error("dataset.features", text);
+        }
+    }
+
+    /// Adds the errors of the names of classes.
+    fn class_errors(&self, errors: &mut Vec<SpecError>) {
+        let (names, model) = (&self.dataset.classes, &self.model);
+        if names.is_empty() {
+            return;
+        }
+        let mut error = |key: &str, text: String| {
+            errors.push(SpecError::new(&["dataset.classes", key], text));
+        };
+        if !self.dataset.columns.is_empty() {
+            let text = "`dataset.classes` are values of `dataset.label`, and there is none with `dataset.columns`; \
+                        remove it";
+            error("dataset.columns", text.to_owned());
+        }
+        let (count, distinct) = (names.len(), BTreeSet::from_iter(names).len());
+        if distinct < count || count < 2 || names.iter().any(|name| name.trim() != name) {
+            let text = "`dataset.classes` must have two or more different values, without spaces around them";
+            error("dataset.label", text.to_owned());
+        }
+        match (BuiltIn::of(&model.kind), model.classes) {
+            (Some(_), Some(classes)) if classes != count => error(
+                "model.classes",
+                format!("`dataset.classes` has {count} values, and `model.classes` is {classes}"),
+            ),
+            (Some(_), None) => error(
+                "model.classes",
+                format!(
+                    "this model `{}` predicts a number, and `dataset.classes` names classes; remove it, or set \
+                         `model.classes`",
+                    model.kind
+                ),
+            ),
+            (Some(_) | None, _) => {}
         }
     }
 
@@ -658,6 +695,27 @@ mod tests {
         }
         let found = evaluation("acuracy");
         assert!(found[0].contains("has the metrics: accuracy, auc; name one"), "{found:?}");
+    }
+
+    #[test]
+    fn named_classes_are_those_of_the_model() {
+        let with = |classes: &str, model: &str| {
+            errors(&format!("label = 'y'\nfeatures = ['x']\nclasses = {classes}"), model)
+        };
+        let softmax = "kind = 'softmax'\nclasses = 2";
+        assert_eq!(with("['cat', 'dog']", softmax), [""; 0]);
+        assert_eq!(with("['cat', 'dog']", "kind = 'my-own'"), [""; 0]);
+        for bad in ["['cat']", "['a', 'a']", "['a', ' b']"] {
+            let found = with(bad, "kind = 'my-own'");
+            assert!(found.len() == 1 && found[0].contains("two or more different"), "{found:?}");
+        }
+        let found = with("['a', 'b', 'c']", softmax);
+        assert_eq!(found, ["`dataset.classes` has 3 values, and `model.classes` is 2"]);
+        let found = with("['a', 'b']", "kind = 'linear'");
+        assert!(found[0].contains("this model `linear` predicts a number"), "{found:?}");
+        let found =
+            errors("columns = ['x']\nclasses = ['a', 'b']", "kind = 'python'\nentry = 'a:b'");
+        assert!(found[0].contains("there is none with `dataset.columns`"), "{found:?}");
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub enum ModelError {
     #[error("feature {feature} of record {record} is not a finite number")]
     BadFeature { record: usize, feature: usize },
     /// A record of the dataset has a label that is not a class.
-    #[error("label {value} of record {record} is not a class from 0 to {}", classes.saturating_sub(1))]
+    #[error("label {value} of record {record} is not a class from 0 to {}; `dataset.classes` names other ones, such as [\"-1\", \"1\"]", classes.saturating_sub(1))]
     BadLabel { record: usize, value: f32, classes: usize },
     /// A record of the dataset has a label that is not finite.
     #[error("label {value} of record {record} is not a finite number")]

@@ -1,11 +1,13 @@
 //! Reads the records of a chunk from the columns of its row group.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use parquet::errors::ParquetError;
 use parquet::file::metadata::ParquetMetaData;
 use parquet::file::metadata::page_index::PageIndexProvider;
 use parquet::file::serialized_reader::SerializedPageReader;
+use steadfast_common::job::columns::{ColumnSpec, ColumnType, Element, Values};
 use steadfast_common::job::dataset::{Chunk, ReadOptions, Records};
 
 use super::numbers::{self, Numbers};
@@ -14,7 +16,7 @@ use super::source::Source;
 use super::values;
 use crate::error::DataError;
 use crate::read::{Conversion, Wanted};
-use crate::values::{Builder, Large, NULL};
+use crate::values::{Builder, Classes, Large, NULL, Value};
 
 /// Rows decoded at a time.
 const BATCH_ROWS: usize = 1024;
@@ -61,7 +63,8 @@ impl RowReader {
             Err(error) => Err(source.error(&error)),
         };
         let mut label = match (&self.options.label, self.wanted.label) {
-            (Some(name), Some(leaf)) => open(name, Conversion::Plain, leaf)?,
+            (Some(_), Some(_)) if self.wanted.has_text_label => None,
+            (Some(name), Some(leaf)) => Some(open(name, Conversion::Plain, leaf)?),
             _ => {
                 let columns = self.read_columns(source, index)?;
                 return Ok(Records { columns, ..Records::default() });
@@ -78,10 +81,13 @@ impl RowReader {
         };
         let width = features.len();
         let mut records = Records { width, ..Records::default() };
-        while records.len() < self.chunk.records as usize {
-            let first = records.len();
-            let rows = BATCH_ROWS.min(self.chunk.records as usize - first);
-            let labels = self.next(source, &mut label, first, rows)?;
+        let (total, classes) = (self.chunk.records as usize, Classes::of(&self.options));
+        for first in (0..total).step_by(BATCH_ROWS) {
+            let rows = BATCH_ROWS.min(total - first);
+            if let Some(label) = &mut label {
+                let labels = self.next(source, label, first, rows)?;
+                records.labels.extend(labels);
+            }
             records.features.resize((first + rows) * width, 0.0);
             for (column, feature) in features.iter_mut().enumerate() {
                 let values = self.next(source, feature, first, rows)?;
@@ -89,10 +95,12 @@ impl RowReader {
                     records.features[(first + row) * width + column] = value;
                 }
             }
-            records.labels.extend(labels);
             if let Some(weight) = &mut weight {
                 records.weights.extend(self.next(source, weight, first, rows)?);
             }
+        }
+        if let Some(classes) = classes {
+            records.labels = self.classes(source, index, &records.labels, &classes)?;
         }
         records.columns = self.read_columns(source, index)?;
         Ok(records)
@@ -104,26 +112,58 @@ impl RowReader {
         source: &Source,
         index: Option<&dyn PageIndexProvider>,
     ) -> Result<Vec<steadfast_common::job::columns::Column>, DataError> {
-        let large = Large::of(&self.options);
-        let mut columns = Vec::new();
-        for (spec, leaf) in self.options.columns.iter().zip(&self.wanted.columns) {
-            let column = self.metadata.row_group(self.group).column(*leaf).column_descr_ptr();
-            let schema = self.metadata.file_metadata().schema_descr();
-            let open = self.pages(source, index, *leaf).and_then(|pages| {
-                let root = schema.get_column_root(*leaf);
-                values::open(root, column, pages, self.first_row)
-            });
-            let mut read = open.map_err(|error| source.error(&error))?;
-            let mut builder = Builder::new(spec, large);
-            let records = self.chunk.records as usize;
-            for first in (0..records).step_by(BATCH_ROWS) {
-                let rows = BATCH_ROWS.min(records - first);
-                let found = read(rows, &mut builder).map_err(|error| source.error(&error))?;
-                found.map_err(|(row, reason)| self.bad_record(first + row, &spec.name, reason))?;
-            }
-            columns.push(builder.finish());
+        let columns = self.options.columns.iter().zip(&self.wanted.columns);
+        columns.map(|(spec, leaf)| self.read_column(source, index, spec, *leaf)).collect()
+    }
+
+    fn read_column(
+        &self,
+        source: &Source,
+        index: Option<&dyn PageIndexProvider>,
+        spec: &ColumnSpec,
+        leaf: usize,
+    ) -> Result<steadfast_common::job::columns::Column, DataError> {
+        let column = self.metadata.row_group(self.group).column(leaf).column_descr_ptr();
+        let schema = self.metadata.file_metadata().schema_descr();
+        let open = self.pages(source, index, leaf).and_then(|pages| {
+            let root = schema.get_column_root(leaf);
+            values::open(root, column, pages, self.first_row)
+        });
+        let mut read = open.map_err(|error| source.error(&error))?;
+        let mut builder = Builder::new(spec, Large::of(&self.options));
+        let records = self.chunk.records as usize;
+        for first in (0..records).step_by(BATCH_ROWS) {
+            let rows = BATCH_ROWS.min(records - first);
+            let found = read(rows, &mut builder).map_err(|error| source.error(&error))?;
+            found.map_err(|(row, reason)| self.bad_record(first + row, &spec.name, reason))?;
         }
-        Ok(columns)
+        Ok(builder.finish())
+    }
+
+    /// Returns the classes that labels name: these numbers, or the texts of their column.
+    fn classes(
+        &self,
+        source: &Source,
+        index: Option<&dyn PageIndexProvider>,
+        numbers: &[f32],
+        classes: &Classes,
+    ) -> Result<Vec<f32>, DataError> {
+        let (Some(name), Some(leaf)) = (&self.options.label, self.wanted.label) else {
+            return Ok(Vec::new());
+        };
+        let class = |(row, value): (usize, Value<'_>)| {
+            classes.index(&value).map_err(|reason| self.bad_record(row, name, reason))
+        };
+        if !self.wanted.has_text_label {
+            let numbers = numbers.iter().map(|number| Value::Float32(*number));
+            return numbers.enumerate().map(class).collect();
+        }
+        let spec = ColumnSpec { name: name.clone(), kind: ColumnType::one(Element::Text) };
+        let column = self.read_column(source, index, &spec, leaf)?;
+        let Values::Text(text) = &column.values else { return Ok(Vec::new()) };
+        let texts = column.offsets.windows(2).map(|ends| &text[ends[0] as usize..ends[1] as usize]);
+        let values = texts.map(|text| Value::Bytes(Cow::Borrowed(text)));
+        values.enumerate().map(class).collect()
     }
 
     /// Returns whether each row of the column has a list.

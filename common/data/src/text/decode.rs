@@ -7,7 +7,7 @@ use steadfast_common::job::dataset::{Chunk, ReadOptions, Records};
 use super::{Beginning, Dialect, Layout};
 use crate::error::DataError;
 use crate::read::{Conversion, Wanted};
-use crate::values::{Builder, EMPTY, Value, parse};
+use crate::values::{Builder, Classes, EMPTY, Value, parse};
 
 /// Parses `bytes`, the text of `chunk`.
 pub(crate) fn decode(
@@ -22,6 +22,7 @@ pub(crate) fn decode(
     let mut records = Records { width: wanted.features.len(), ..Records::default() };
     let mut builders = Builder::all(options);
     let of_features = Conversion::of_features(options);
+    let classes = Classes::of(options);
     let mut reader = dialect.reader(bytes, Beginning::at(chunk.start));
     let mut fields = csv::ByteRecord::new();
     let mut record = chunk.first_record;
@@ -54,7 +55,10 @@ pub(crate) fn decode(
             records.features.push(number(column, of_features)?);
         }
         if let Some(label) = wanted.label {
-            records.labels.push(number(label, Conversion::Plain)?);
+            let field = Value::Bytes(Cow::Borrowed(&fields[label]));
+            let class = |classes: &Classes| classes.index(&field).map_err(|it| located(label, it));
+            let number = || number(label, Conversion::Plain);
+            records.labels.push(classes.as_ref().map_or_else(number, class)?);
         }
         if let Some(weight) = wanted.weight {
             records.weights.push(number(weight, Conversion::Weight)?);

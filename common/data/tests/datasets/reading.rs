@@ -379,3 +379,60 @@ async fn a_column_of_weights_is_no_feature() {
         assert!(refused.contains("has no column `w`"), "{refused}");
     }
 }
+
+/// A class is named by its text or by the same number, in every format.
+#[tokio::test]
+async fn labels_name_classes() {
+    let directory = Directory::new();
+    directory.write("a.csv", "x,y\n1,dog\n2, cat \n");
+    directory.write("b.jsonl", "{\"x\":1,\"y\":\"dog\"}\n{\"x\":2,\"y\":\"cat\"}\n");
+    directory.write("c.csv", "x,y\n1,1\n2,-1.0\n");
+    directory.write("d.jsonl", "{\"x\":1,\"y\":1}\n{\"x\":2,\"y\":-1.0}\n");
+    directory.write("e.svm", "+1 1:1\n-1 1:2\n");
+    directory.write_bytes("f.parquet", &parquet_of(&[1.0, 2.0], &[1.0, -1.0], 10));
+    let (words, signs) = (["cat", "dog"], ["-1", "1"]);
+    let of = |format, name: &str, classes: [&str; 2], directory: &Directory| {
+        let label = if format == DataFormat::Libsvm { "label" } else { "y" };
+        let features = if format == DataFormat::Libsvm { "*" } else { "x" };
+        let spec = DatasetSpec {
+            features: vec![features.to_owned()],
+            label: label.to_owned(),
+            classes: classes.map(str::to_owned).to_vec(),
+            ..spec(format, &[name])
+        };
+        let path = directory.path().to_owned();
+        async move { all(&spec, Some(&path)).await.map(|(_, records)| records.labels) }
+    };
+    for (format, name, classes) in [
+        (DataFormat::Csv, "a.csv", words),
+        (DataFormat::Jsonl, "b.jsonl", words),
+        (DataFormat::Csv, "c.csv", signs),
+        (DataFormat::Jsonl, "d.jsonl", signs),
+        (DataFormat::Libsvm, "e.svm", signs),
+        (DataFormat::Parquet, "f.parquet", signs),
+    ] {
+        assert_eq!(of(format, name, classes, &directory).await.unwrap(), [1.0, 0.0], "{name}");
+        let refused = of(format, name, ["cow", "7"], &directory).await.unwrap_err().to_string();
+        assert!(refused.contains("is none of `dataset.classes`"), "{name}: {refused}");
+    }
+}
+
+/// A label of text in a Parquet file, as `steadfast convert` and others write it.
+#[tokio::test]
+async fn text_of_a_parquet_file_names_classes() {
+    let directory = Directory::new();
+    let schema = "required double x; required binary y (UTF8);";
+    let text = |it: &str| parquet::data_type::ByteArray::from(it);
+    let values =
+        [Values::Double(vec![1.0, 2.0, 3.0]), Values::Bytes(vec![text("b"), text("a"), text("b")])];
+    directory.write_bytes("a.parquet", &parquet(schema, &values, 2));
+    let named = |classes: [&str; 2]| DatasetSpec {
+        features: vec!["x".to_owned()],
+        classes: classes.map(str::to_owned).to_vec(),
+        ..spec(DataFormat::Parquet, &["a.parquet"])
+    };
+    let (_, found) = all(&named(["a", "b"]), Some(directory.path())).await.unwrap();
+    assert_eq!((found.features, found.labels), (vec![1.0, 2.0, 3.0], vec![1.0, 0.0, 1.0]));
+    let refused = all(&named(["a", "c"]), Some(directory.path())).await.unwrap_err().to_string();
+    assert!(refused.contains("`b` is none of `dataset.classes`"), "{refused}");
+}

@@ -44,6 +44,7 @@ pub fn spec(format: DataFormat, source: &[&str]) -> DatasetSpec {
         format,
         features: vec!["x*".to_owned()],
         label: "y".to_owned(),
+        classes: Vec::new(),
         weight: None,
         categories: vec![],
         crosses: Default::default(),
