@@ -34,8 +34,24 @@ pub(crate) fn of_plan(spec: &JobSpec, manifest: &Manifest) -> Vec<String> {
              evaluation; lower dataset.records_per_task, or raise evaluation.fraction"
         ));
     }
+    warnings.extend(left_out(spec, manifest));
     warnings.extend(no_rate(spec, manifest));
     warnings
+}
+
+/// Says how many records a pass leaves out.
+fn left_out(spec: &JobSpec, manifest: &Manifest) -> Option<String> {
+    if spec.mode == Mode::Async || !spec.sync.drop_last {
+        return None;
+    }
+    let (all, schedule) = (manifest.training_records(), LaneSchedule::of(spec, manifest, Pass(0)));
+    let left_out = schedule.records_left_out();
+    (0 < left_out).then(|| {
+        format!(
+            "sync.drop_last leaves out {left_out} of {all} records of the first pass, and about as many others of \
+             each later one; smaller tasks (dataset.records_per_task) leave out fewer"
+        )
+    })
 }
 
 /// Checks that the learning rate is not 0 long before a synchronous job ends: its steps would change nothing.
@@ -168,6 +184,19 @@ mod tests {
             of_trainers(&job, 1000).map(|it| it.ends_with("; use fewer trainers")),
             Some(true)
         );
+    }
+
+    #[test]
+    fn records_that_a_pass_leaves_out_are_counted() {
+        let with = |drop_last: &str| {
+            let sync = spec("", "", &format!("[sync]\nlanes = 2\nmicro_batch = 3\n{drop_last}"));
+            of_plan(&sync, &manifest(8, 4))
+        };
+        assert_eq!((with(""), with("drop_last = false")), (vec![], vec![]));
+        let found = with("drop_last = true");
+        assert_eq!(found.len(), 1);
+        let counted = "sync.drop_last leaves out 2 of 32 records of the first pass, and ";
+        assert!(found[0].starts_with(counted), "{found:?}");
     }
 
     /// S004-4

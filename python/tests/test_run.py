@@ -552,6 +552,27 @@ def test_a_model_that_ignores_weights_is_refused(tmp_path, monkeypatch):
             run.wait(timeout=120)
 
 
+def test_smaller_steps_are_left_out_and_counted_for_any_number_of_workers(tmp_path):
+    found = []
+    for trainers, pservers in ((1, 1), (3, 2)):
+        job = softmax("full", passes=3, sync=dict(lanes=4, micro_batch=10, drop_last=True))
+        directory = tmp_path / f"data-{trainers}"
+        with steadfast.local(job, data_dir=directory, trainers=trainers, pservers=pservers, progress=False) as run:
+            found.append(run.wait(timeout=300))
+        audit = subprocess.run(["steadfast", "audit", "--data-dir", str(directory)], capture_output=True, text=True)
+        assert audit.returncode == 0, audit.stdout + audit.stderr
+    assert found[0]["parameters_sha256"] == found[1]["parameters_sha256"]
+    assert found[0]["examples"] == found[1]["examples"] == 40 * found[0]["steps"]
+    assert any(it.startswith("sync.drop_last leaves out") for it in found[0]["warnings"])
+
+
+def test_a_pass_without_a_full_step_is_refused(tmp_path):
+    job = softmax("none", passes=3, sync=dict(lanes=8, micro_batch=1000, drop_last=True))
+    with steadfast.local(job, data_dir=tmp_path / "data", trainers=1, pservers=1, progress=False) as run:
+        with pytest.raises(steadfast.SteadfastError, match="`sync.drop_last` leaves out all records"):
+            run.wait(timeout=120)
+
+
 def test_classes_of_text_train_as_their_numbers_do(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = [(at % 7 - 3, at % 5, int(at % 7 > 3)) for at in range(400)]

@@ -1,11 +1,12 @@
 //! The lifecycle of a trainer: register, train through all generations, leave.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use clap::Parser;
 use serde_json::json;
-use steadfast_common::ids::{Pass, TrainerId};
+use steadfast_common::ids::{Lane, Pass, TrainerId};
 use steadfast_common::job::dataset::{Manifest, ReadOptions};
 use steadfast_common::job::schedule::{LaneSchedule, mini_batches};
 use steadfast_common::job::spec::{JobSpec, Keep, Mode, Monitor};
@@ -372,8 +373,16 @@ fn check_metrics(spec: &JobSpec, model: &dyn Model) -> Result<(), Failure> {
     }
 }
 
-/// Checks that the first pass has no micro-batch of fewer records than the model takes.
+/// Checks that the first pass has a step, and no micro-batch of fewer records than the model takes.
 fn check_records(spec: &JobSpec, manifest: &Manifest, min: u32) -> Result<(), Failure> {
+    let steps = || LaneSchedule::of(spec, manifest, Pass(0)).steps_of(Lane(0), &BTreeSet::new());
+    if spec.mode == Mode::Sync && spec.sync.drop_last && steps() == 0 {
+        return Err(Failure::invalid(format!(
+            "`sync.drop_last` leaves out all records: no step of a pass has {} for each of {} lanes; lower \
+             `sync.micro_batch`, `sync.lanes` or `dataset.records_per_task`",
+            spec.sync.micro_batch, spec.sync.lanes
+        )));
+    }
     if min <= 1 {
         return Ok(());
     }

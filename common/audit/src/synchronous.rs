@@ -122,11 +122,11 @@ impl<'a> Plan<'a> {
     }
 
     /// Returns the sum of the records of the whole pass, or of its first `steps` steps. Those of the first steps are
-    /// the beginning of each lane's stream.
+    /// the beginning of each lane's stream, and so are those of a pass that leaves out the records at its end.
     fn expected(&self, steps: Option<u64>) -> Sum {
         let mut sum = Sum::default();
         for lane in (0..self.schedule.lanes()).map(Lane) {
-            let mut left = steps.map_or(u64::MAX, |it| self.schedule.records_before(lane, it));
+            let mut left = self.schedule.records_before(lane, steps.unwrap_or(u64::MAX));
             for (task, records) in self.schedule.tasks_of(lane) {
                 if self.discarded.contains(task) {
                     continue;

@@ -5,7 +5,8 @@
 //! lowest lane). The stream of a lane is the concatenation of its tasks, with the records of each task in
 //! a seeded order. Micro-batches are consecutive records of the stream, so one may span two tasks. If the
 //! records that are left at the end of a stream are fewer than the model takes (`model.min_records`), they are
-//! part of the micro-batch before. A task that is given up is removed from the stream of its lane. It never
+//! part of the micro-batch before. With `sync.drop_last` a pass ends before the first step in which a lane has no full
+//! micro-batch, as it follows from all tasks. A task that is given up is removed from the stream of its lane. It never
 //! contributed, so the micro-batches before it do not change.
 
 use std::collections::BTreeSet;
@@ -84,14 +85,19 @@ pub struct LaneSchedule {
     /// By lane: the micro-batch that also has the records which are too few for one of their own. It follows from all
     /// tasks of the lane: a task that is given up must not move the end of a micro-batch before it.
     last: Vec<Option<u64>>,
+    /// The number of steps of the pass, if the smaller ones at its end are left out. It follows from all tasks, too.
+    end: Option<u64>,
     micro_batch: u32,
 }
 
 impl LaneSchedule {
     /// Returns the schedule of `pass` of a job.
     pub fn of(spec: &JobSpec, manifest: &Manifest, pass: Pass) -> Self {
-        Self::new(manifest, spec.seed, pass, spec.sync.lanes, spec.sync.micro_batch)
-            .with_records_min(spec.model.min_records())
+        let all = Self::new(manifest, spec.seed, pass, spec.sync.lanes, spec.sync.micro_batch);
+        match spec.sync.drop_last {
+            true => all.with_full_steps(),
+            false => all.with_records_min(spec.model.min_records()),
+        }
     }
 
     /// Assigns the tasks of `pass` to `lanes` lanes.
@@ -115,7 +121,7 @@ impl LaneSchedule {
             starts[lane as usize].push(end);
         }
         let last = vec![None; lanes as usize];
-        Self { lanes: dealt, starts, places, last, micro_batch }
+        Self { lanes: dealt, starts, places, last, end: None, micro_batch }
     }
 
     /// Leaves no micro-batch with fewer records than `min`, except where a whole lane has fewer, or a task was given
@@ -132,6 +138,22 @@ impl LaneSchedule {
         self
     }
 
+    /// Leaves out the steps at the end in which a lane has no full micro-batch. A task that is given up does not move the
+    /// end, so steps before it may be smaller.
+    #[must_use]
+    pub fn with_full_steps(mut self) -> Self {
+        let ends = self.starts.iter().map(|starts| starts.last().copied().unwrap_or(0));
+        self.end = ends.map(|end| end / u64::from(self.micro_batch)).min();
+        self
+    }
+
+    /// Returns the number of records that no step of the pass has, if no task is given up.
+    pub fn records_left_out(&self) -> u64 {
+        let Some(end) = self.end else { return 0 };
+        let ends = self.starts.iter().map(|starts| starts.last().copied().unwrap_or(0));
+        ends.map(|all| all - end * u64::from(self.micro_batch)).sum()
+    }
+
     pub fn lanes(&self) -> u32 {
         self.lanes.len() as u32
     }
@@ -139,15 +161,19 @@ impl LaneSchedule {
     /// Returns the number of micro-batches in a lane, without the tasks that were given up.
     pub fn steps_of(&self, lane: Lane, given_up: &BTreeSet<TaskId>) -> u64 {
         let steps = self.records_of(lane, given_up).div_ceil(u64::from(self.micro_batch));
+        let steps = self.end.map_or(steps, |end| steps.min(end));
         self.last_of(lane).map_or(steps, |last| steps.min(last + 1))
     }
 
-    /// Returns how many records of a lane's stream come before step `step`, if the stream has as many. Returns
-    /// `u64::MAX` for a step after a micro-batch that also has the records which are too few for one of their own.
+    /// Returns how many records of a lane's stream come before step `step`, if the stream has as many; for a step after
+    /// the end of a pass, those before the end. Returns `u64::MAX` for a step after a micro-batch that also has the records which are too few for one of their own.
     pub fn records_before(&self, lane: Lane, step: u64) -> u64 {
         match self.last_of(lane) {
             Some(last) if last < step => u64::MAX,
-            Some(_) | None => step.saturating_mul(u64::from(self.micro_batch)),
+            Some(_) | None => {
+                let step = self.end.map_or(step, |end| step.min(end));
+                step.saturating_mul(u64::from(self.micro_batch))
+            }
         }
     }
 
@@ -156,7 +182,7 @@ impl LaneSchedule {
         let none = BTreeSet::new();
         let of_lane = |lane: Lane| {
             let steps = self.steps_of(lane, &none);
-            let ends = self.records_of(lane, &none);
+            let ends = self.records_of(lane, &none).min(self.records_before(lane, u64::MAX));
             (0 < steps).then(|| {
                 let last = ends - self.records_before(lane, steps - 1);
                 last.min(if 1 < steps { u64::from(self.micro_batch) } else { last })
@@ -293,6 +319,62 @@ mod tests {
         }
         seen.sort_unstable();
         seen
+    }
+
+    /// As `drop_last` of a PyTorch `DataLoader`: each step of a pass has all records. Those that are left out are counted,
+    /// and are other ones in each pass.
+    #[test]
+    fn without_the_last_steps_each_step_is_full_and_the_rest_is_counted() {
+        let (sizes, none) = ([7, 12, 30, 12, 5, 64, 3, 20], BTreeSet::new());
+        let all: u32 = sizes.iter().sum();
+        let mut left_out = BTreeSet::new();
+        for lanes in [1, 2, 3] {
+            for pass in [Pass(0), Pass(1)] {
+                let whole = LaneSchedule::new(&manifest(&sizes), 3, pass, lanes, 4);
+                let full = whole.clone().with_full_steps();
+                let steps = full.steps(&none);
+                let records = |lane: u32, step: u64| -> u64 {
+                    let parts = full.micro_batch(Lane(lane), step, &none);
+                    parts.iter().map(|it| u64::from(it.positions.end - it.positions.start)).sum()
+                };
+                for lane in 0..lanes {
+                    assert!((0..steps).all(|step| records(lane, step) == 4));
+                    assert_eq!(
+                        (full.steps_of(Lane(lane), &none), records(lane, steps)),
+                        (steps, 0)
+                    );
+                    assert_eq!(full.records_before(Lane(lane), u64::MAX), 4 * steps);
+                    let (step, at) = (steps - 1, Lane(lane));
+                    assert_eq!(
+                        full.micro_batch(at, step, &none),
+                        whole.micro_batch(at, step, &none)
+                    );
+                }
+                let trained = all_records(&full, &none);
+                assert_eq!(trained.len() as u64 + full.records_left_out(), u64::from(all));
+                assert_eq!(full.records_min(), Some(4));
+                left_out.insert((lanes, trained));
+            }
+        }
+        assert_eq!(left_out.len(), 6);
+        // The next step would not be full.
+        let whole = LaneSchedule::new(&manifest(&sizes), 3, Pass(0), 3, 4);
+        let steps = whole.clone().with_full_steps().steps(&none);
+        let is_full = |lane| whole.records_of(Lane(lane), &none) >= 4 * (steps + 1);
+        assert!(!(0..3).all(is_full) && whole.records_left_out() == 0);
+    }
+
+    /// A task that is given up late must not move the end of a pass, of which other lanes may have trained the last step.
+    #[test]
+    fn a_task_that_is_given_up_does_not_move_the_end_of_full_steps() {
+        let none = BTreeSet::new();
+        let schedule = LaneSchedule::new(&manifest(&[8; 12]), 1, Pass(0), 2, 5).with_full_steps();
+        let steps = schedule.steps(&none);
+        assert_eq!(steps, 9);
+        let given_up = BTreeSet::from([schedule.tasks_of(Lane(0))[5].0]);
+        assert_eq!(schedule.steps_of(Lane(1), &given_up), steps);
+        assert_eq!(schedule.steps_of(Lane(0), &given_up), 8);
+        assert_eq!(schedule.micro_batch(Lane(0), 8, &given_up), []);
     }
 
     /// I7: each record of each task is computed once in a pass, for any number of lanes.

@@ -493,6 +493,9 @@ pub struct SyncSpec {
     pub lanes: u32,
     #[serde(default = "default_micro_batch")]
     pub micro_batch: u32,
+    /// Whether a pass ends before the steps that are smaller, whose records are left out then.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub drop_last: bool,
 }
 
 /// Settings of asynchronous mode.
@@ -712,7 +715,7 @@ impl Default for LearningRateSpec {
 
 impl Default for SyncSpec {
     fn default() -> Self {
-        Self { lanes: default_lanes(), micro_batch: default_micro_batch() }
+        Self { lanes: default_lanes(), micro_batch: default_micro_batch(), drop_last: false }
     }
 }
 

@@ -87,6 +87,7 @@ impl JobSpec {
         let start = self.start.iter().flat_map(StartSpec::errors);
         errors.extend(start.map(|(key, text)| SpecError::new(&[key], text)));
         self.interval_errors(&mut errors);
+        self.drop_last_errors(&mut errors);
         self.course_errors(&mut errors);
         self.gradient_errors(&mut errors);
         errors.extend(optimizer_errors::optimizer(&self.optimizer));
@@ -155,6 +156,10 @@ impl JobSpec {
                     ),
                 );
             }
+        }
+        if self.sync.drop_last {
+            let text = "`sync.drop_last` does not apply to a stream, which trains on each record once; remove it";
+            error("sync.drop_last", text.to_owned());
         }
         if self.evaluation.has_records() {
             error(
@@ -319,6 +324,14 @@ impl JobSpec {
                 ),
             ),
             (Some(_) | None, _) => {}
+        }
+    }
+
+    /// Adds the error of leaving out records where there are no steps.
+    fn drop_last_errors(&self, errors: &mut Vec<SpecError>) {
+        if self.sync.drop_last && self.mode == Mode::Async {
+            let text = "`sync.drop_last` needs mode = \"sync\"; remove it";
+            errors.push(SpecError::new(&["sync.drop_last", "mode"], text));
         }
     }
 
@@ -716,6 +729,23 @@ mod tests {
         let found =
             errors("columns = ['x']\nclasses = ['a', 'b']", "kind = 'python'\nentry = 'a:b'");
         assert!(found[0].contains("there is none with `dataset.columns`"), "{found:?}");
+    }
+
+    /// A stream trains on each record once, and no later pass has those that are left out.
+    #[test]
+    fn records_are_left_out_only_of_the_passes_of_synchronous_jobs() {
+        let with = |mode: &str, dataset: &str| {
+            let text = format!(
+                "name = 'x'\nmode = '{mode}'\n{dataset}\nformat = 'csv'\nlabel = 'y'\nfeatures = ['x']\n\
+                 [model]\nkind = 'linear'\n[sync]\ndrop_last = true"
+            );
+            job_file::parse(&text).err().map(|error| error.errors).unwrap_or_default()
+        };
+        let files = "passes = 9\n[dataset]\nsource = ['x']";
+        assert_eq!(with("sync", files), [""; 0]);
+        assert_eq!(with("async", files), ["`sync.drop_last` needs mode = \"sync\"; remove it"]);
+        let found = with("sync", "[dataset]\nfollow = true\nsource = ['a/*']");
+        assert!(found[0].contains("`sync.drop_last` does not apply to a stream"), "{found:?}");
     }
 
     #[test]
