@@ -372,19 +372,18 @@ impl Context {
         metrics.map(value).collect()
     }
 
-    /// Returns whether an evaluation is due once `passes` passes are over; never if no records are held out.
-    pub fn evaluates_after(&self, passes: u32) -> bool {
-        let every = self.spec().evaluation.every_passes.unwrap_or(1);
-        passes.is_multiple_of(every) && !self.tasks.dataset().manifest().held_out.is_empty()
+    /// Returns whether an evaluation is due at a position; never if no records are held out.
+    pub fn is_evaluated(&self, position: &Position) -> bool {
+        let has_records = !self.tasks.dataset().manifest().held_out.is_empty();
+        has_records && self.spec().evaluation.is_due(position)
     }
 
     /// Returns whether the course of the job depends on an evaluation at this position: training goes on, or the job
     /// ends, only when that is known.
     pub fn is_decisive(&self, position: &Position) -> bool {
         let spec = self.spec();
-        let (pass, begins) = (position.pass.0, position.version == position.pass_start);
-        let is_due = self.evaluates_after(pass) || spec.passes == Some(pass);
-        spec.evaluation.decides() && 0 < pass && begins && is_due
+        let ends = spec.passes == Some(position.pass.0) || spec.steps == Some(position.version.0);
+        spec.evaluation.decides() && (ends || self.is_evaluated(position))
     }
 
     /// Evaluates the parameters at a position on which the course of the job depends; writes them, if the job keeps the
@@ -399,7 +398,7 @@ impl Context {
         generation: &GenerationClient,
     ) -> Result<(), TrainError> {
         let before = self.evaluations.latest();
-        if before.as_ref().is_some_and(|it| position.pass <= it.pass) {
+        if self.evaluations.is_known(position.version) {
             // Another trainer was first.
             return Ok(());
         }
@@ -436,7 +435,7 @@ impl Context {
         let written = record.model.clone();
         generation.report_evaluation(record).await?;
         // Which one is the best now is what etcd says: the report of another trainer may have been first.
-        self.evaluations.known(position.pass).await;
+        self.evaluations.known(position.version).await;
         let best = self.kept_best();
         let before = before.and_then(|it| it.course?.best.model);
         for model in [before, written].into_iter().flatten() {

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use steadfast_common::ids::{Pass, TaskId};
+use steadfast_common::ids::{TaskId, Version};
 use steadfast_common::job::spec::EvaluationSpec;
 use steadfast_common::records::EvaluationRecord;
 use steadfast_common::records::keys::Keys;
+use steadfast_common::records::position::Position;
 use steadfast_coord::{CoordError, Etcd, Mirror, Range};
 
 /// Follows the evaluations of a job.
@@ -48,19 +49,23 @@ impl Evaluations {
         self.latest.as_ref()?.view().single().ok().flatten()
     }
 
-    /// Returns whether training ends before a pass, as far as it is known.
-    pub fn is_over(&self, pass: Pass) -> bool {
-        let course = self.latest().and_then(|it| it.course);
-        course.and_then(|course| course.end).is_some_and(|end| end <= pass)
+    /// Returns whether training has ended at a position, as far as it is known.
+    pub fn is_over(&self, position: &Position) -> bool {
+        self.latest().and_then(|it| it.course).is_some_and(|course| course.is_over(position))
     }
 
-    /// Waits until the evaluation after `passes` passes, or a later one, is known.
-    pub async fn known(&self, passes: Pass) {
+    /// Returns whether the evaluation of a version, or a later one, is known.
+    pub fn is_known(&self, version: Version) -> bool {
+        self.latest().is_some_and(|it| version <= it.version)
+    }
+
+    /// Waits until the evaluation of a version, or a later one, is known.
+    pub async fn known(&self, version: Version) {
         let Some(latest) = &self.latest else { return };
         let mut changes = latest.subscribe();
         loop {
             changes.mark_unchanged();
-            if self.latest().is_some_and(|it| passes <= it.pass) {
+            if self.is_known(version) {
                 return;
             }
             if changes.changed().await.is_err() {

@@ -232,11 +232,10 @@ impl Worker<'_> {
         loop {
             let assigned = self.assignment.borrow_and_update().lanes.clone();
             let is_ours = assigned.first() == Some(&Lane(0));
-            let is_known = context.evaluations.latest().is_some_and(|it| position.pass <= it.pass);
-            if context.evaluations.is_over(position.pass) {
+            if context.evaluations.is_over(position) {
                 return Ok(Entered::End);
             }
-            if is_known {
+            if context.evaluations.is_known(position.version) {
                 return Ok(Entered::Pass);
             }
             if assigned.is_empty() {
@@ -251,7 +250,7 @@ impl Worker<'_> {
             }
             tokio::select! {
                 biased;
-                () = context.evaluations.known(position.pass) => {}
+                () = context.evaluations.known(position.version) => {}
                 changed = self.assignment.changed() => {
                     changed.map_err(|_| ClientError::NewGeneration)?;
                 }
@@ -666,12 +665,11 @@ impl Worker<'_> {
     /// lane. Returns the error of an earlier evaluation if it is one of the model's code, which every evaluation would
     /// have.
     async fn evaluate_in_background(&mut self, position: &Position) -> Result<(), TrainError> {
-        let begins = position.version == position.pass_start && 0 < position.pass.0;
         let is_ours = self.assignment.borrow().lanes.first() == Some(&Lane(0));
         while let Some(evaluated) = self.evaluation.try_join_next() {
             evaluated.map_err(|error| TrainError::TaskFailed(error.to_string()))??;
         }
-        let is_due = begins && is_ours && self.context.evaluates_after(position.pass.0);
+        let is_due = is_ours && self.context.is_evaluated(position);
         let is_due = is_due && !self.context.spec().evaluation.decides();
         if !is_due || !self.evaluation.is_empty() {
             return Ok(());

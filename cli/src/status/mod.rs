@@ -164,7 +164,7 @@ job digits: training (synchronous)
   examples    3000 of 28740, 5.2k a second
   left        12s
   loss        0.1235
-  accuracy    0.9710 (loss 0.1000) on 359 held-out records after 1 pass
+  accuracy    0.9710 (loss 0.1000) on 359 held-out records after 1 pass (step 120)
   generation  1
   checkpoint  c-1
   master      127.0.0.1:4000 (epoch 9)

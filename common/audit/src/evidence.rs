@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::de::DeserializeOwned;
-use steadfast_common::ids::{Generation, Lane, Pass, Slot, TaskId};
+use steadfast_common::ids::{Generation, Lane, Pass, Slot, TaskId, Version};
 use steadfast_common::job::dataset::Manifest;
 use steadfast_common::job::spec::JobSpec;
 use steadfast_common::records::applied_records::AppliedRecords;
@@ -137,11 +137,24 @@ impl Evidence {
         of_stream.map_or(&self.manifest, |(_, manifest)| manifest)
     }
 
-    /// Returns the number of passes after which training ends, if it is known.
+    /// Returns the number of passes after which training ends, if it is known; none if evaluations ended it in a pass.
     pub(crate) fn passes(&self) -> Option<u32> {
+        if self.ended_in_pass().is_some() {
+            return None;
+        }
         let of_stream = self.stream.as_ref().and_then(|stream| stream.record.end);
         let ends = [of_stream, self.course().and_then(|course| course.end)];
         ends.into_iter().flatten().map(|end| end.0).chain(self.spec.passes).min()
+    }
+
+    /// Returns the step after which evaluations ended training in a pass.
+    fn ended_in_pass(&self) -> Option<Version> {
+        self.course()?.end_version
+    }
+
+    /// Returns the number of steps after which training ends, if it is known.
+    pub(crate) fn steps(&self) -> Option<u64> {
+        self.ended_in_pass().map(|end| end.0).into_iter().chain(self.spec.steps).min()
     }
 
     /// Returns what followed from the evaluations, if the course of the job depends on them.

@@ -218,8 +218,8 @@ fn check_final(
         (Mode::Async, None) | (Mode::Sync, _) => checkpoint.position.pass,
     };
     let lacks_passes = evidence.passes().is_some_and(|passes| reached.0 < passes);
-    let lacks_steps = spec.steps.is_some_and(|steps| checkpoint.position.version.0 < steps);
-    if lacks_passes || spec.passes.is_none() && lacks_steps {
+    let lacks_steps = evidence.steps().is_some_and(|steps| checkpoint.position.version.0 < steps);
+    if lacks_passes || lacks_steps {
         let reason = "the job is finished, but its final checkpoint is before the end".to_owned();
         report.violation(What::Position { reason });
     }

@@ -22,9 +22,8 @@ pub(crate) fn check(evidence: &Evidence, checkpoint: &CheckpointEvidence, report
         let reason = "the pass of the checkpoint began after its version".to_owned();
         return report.violation(What::Position { reason });
     };
-    let spec = &evidence.spec;
     let is_beyond = evidence.passes().is_some_and(|passes| passes < position.pass.0)
-        || spec.steps.is_some_and(|steps| steps < position.version.0)
+        || evidence.steps().is_some_and(|steps| steps < position.version.0)
         || position.version.0 < u64::from(position.pass.0);
     if is_beyond {
         let reason = "the checkpoint is beyond the end of the job".to_owned();

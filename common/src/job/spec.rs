@@ -553,6 +553,9 @@ pub struct EvaluationSpec {
     /// Passes between evaluations; the model is always evaluated after the last pass.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub every_passes: Option<u32>,
+    /// In place of passes: steps between evaluations. Synchronous mode only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub every_steps: Option<u64>,
     /// Evaluations without an improvement after which training ends; never when absent. Synchronous mode only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub patience: Option<u32>,
@@ -571,8 +574,7 @@ pub struct EvaluationSpec {
 }
 
 impl EvaluationSpec {
-    /// Returns whether evaluations decide about the course of the job, so that a pass begins only after that of the pass
-    /// before.
+    /// Returns whether evaluations decide about the course of the job, so that training goes on only after each.
     pub fn decides(&self) -> bool {
         self.patience.is_some() || self.keep == Keep::Best
     }

@@ -6,7 +6,8 @@ use std::collections::BTreeSet;
 use crate::job::models::{self, BuiltIn, Inputs, PYTHON};
 use crate::job::optimizer_errors;
 use crate::job::spec::{
-    DataFormat, Header, JobSpec, Keep, LANES_MAX, Mode, Monitor, StartSpec, TableSpec, Transform,
+    DataFormat, EvaluationSpec, Header, JobSpec, Keep, LANES_MAX, Mode, Monitor, StartSpec,
+    TableSpec, Transform,
 };
 use crate::tensor::compression::Compression;
 
@@ -255,10 +256,22 @@ impl JobSpec {
                 "`evaluation.fraction` and `evaluation.source` are mutually exclusive; remove one",
             ));
         }
-        if self.evaluation.every_passes == Some(0) {
+        let EvaluationSpec { every_passes, every_steps, .. } = &self.evaluation;
+        let every = [("every_passes", every_passes.map(u64::from)), ("every_steps", *every_steps)];
+        for (key, _) in every.into_iter().filter(|it| it.1 == Some(0)) {
+            let key = format!("evaluation.{key}");
+            errors.push(SpecError::new(&[&key], format!("`{key}` must be at least 1")));
+        }
+        if every_passes.is_some() && every_steps.is_some() {
             errors.push(SpecError::new(
-                &["evaluation.every_passes"],
-                "`evaluation.every_passes` must be at least 1",
+                &["evaluation.every_passes", "evaluation.every_steps"],
+                "`evaluation.every_passes` and `evaluation.every_steps` are mutually exclusive; remove one",
+            ));
+        }
+        if every_steps.is_some() && self.mode == Mode::Async {
+            errors.push(SpecError::new(
+                &["evaluation.every_steps", "mode"],
+                "`evaluation.every_steps` needs mode = \"sync\"; an asynchronous job is evaluated at its end only",
             ));
         }
     }
@@ -354,8 +367,10 @@ impl JobSpec {
                 );
                 error(&[&key, "evaluation.fraction"], &text);
             }
-            if self.passes.is_none() {
-                let text = format!("`{key}` needs `passes`: evaluations follow passes");
+            if self.passes.is_none() && evaluation.every_steps.is_none() {
+                let text = format!(
+                    "`{key}` needs `passes`, which evaluations follow, or `evaluation.every_steps`"
+                );
                 error(&[&key, "passes"], &text);
             }
         }
@@ -760,6 +775,7 @@ mod tests {
         for sound in [
             "fraction = 0.1\npatience = 3\nmin_delta = 0.01",
             "fraction = 0.1\nkeep = 'best'",
+            "fraction = 0.1\nkeep = 'best'\nevery_steps = 9",
             "source = ['x.csv']\nkeep = 'best'",
             "fraction = 0.1\npatience = 1\nmonitor = 'metric'\ngoal = 'max'",
         ] {
@@ -782,10 +798,14 @@ mod tests {
             ),
             ("fraction = 0.1\npatience = 1\nmonitor = 'metric'", "needs `evaluation.goal`"),
             ("fraction = 0.1\npatience = 1\ngoal = 'min'", "`evaluation.goal` applies to"),
+            ("fraction = 0.1\nevery_steps = 0", "`evaluation.every_steps` must be at least 1"),
+            ("fraction = 0.1\nevery_steps = 1\nevery_passes = 1", "are mutually exclusive"),
         ] {
             let found = errors("sync", wrong);
             assert!(found.len() == 1 && found[0].contains(named), "{wrong}: {found:?}");
         }
+        let found = errors("async", "fraction = 0.1\nevery_steps = 3");
+        assert!(found[0].starts_with("`evaluation.every_steps` needs mode"), "{found:?}");
         let found = errors("async", "fraction = 0.1\npatience = 3");
         assert!(found[0].starts_with("`evaluation.patience` needs mode"), "{found:?}");
     }

@@ -1,9 +1,34 @@
 //! The course of a job as its evaluations decide it: when training ends early, and which parameters are the best.
 
 use crate::job::spec::{EvaluationSpec, Goal, Monitor};
+use crate::records::position::Position;
 use crate::records::{Best, Course, EvaluationRecord};
 
+impl Course {
+    /// Returns whether evaluations have ended training.
+    pub fn has_ended(&self) -> bool {
+        self.end.is_some() || self.end_version.is_some()
+    }
+
+    /// Returns whether training has ended at a position.
+    pub fn is_over(&self, position: &Position) -> bool {
+        let is_last_pass = self.end.is_some_and(|end| end <= position.pass);
+        is_last_pass || self.end_version.is_some_and(|end| end <= position.version)
+    }
+}
+
 impl EvaluationSpec {
+    /// Returns whether an evaluation is due at a position of a synchronous job.
+    pub fn is_due(&self, position: &Position) -> bool {
+        match self.every_steps {
+            Some(every) => 0 < position.version.0 && position.version.0.is_multiple_of(every),
+            None => {
+                let begins = position.version == position.pass_start && 0 < position.pass.0;
+                begins && position.pass.0.is_multiple_of(self.every_passes.unwrap_or(1))
+            }
+        }
+    }
+
     /// Returns the record with what follows from it, given the record of the evaluation before.
     #[must_use]
     pub fn decided(
@@ -25,7 +50,13 @@ impl EvaluationSpec {
         let record = EvaluationRecord { loss, metric, further_metrics, ..record };
         let value = self.monitored(&present);
         let course = match before.and_then(|before| before.course.as_ref()) {
-            None => Course { best: present, improved: value, without_improvement: 0, end: None },
+            None => Course {
+                best: present,
+                improved: value,
+                without_improvement: 0,
+                end: None,
+                end_version: None,
+            },
             Some(course) => self.continued(course, present, value),
         };
         EvaluationRecord { course: Some(course), ..record }
@@ -42,7 +73,8 @@ impl EvaluationSpec {
         Course {
             improved: if has_improved { value } else { course.improved },
             without_improvement,
-            end: is_over.then_some(present.pass),
+            end: (is_over && self.every_steps.is_none()).then_some(present.pass),
+            end_version: (is_over && self.every_steps.is_some()).then_some(present.version),
             // Of several without a number the latest is the best.
             best: match self.monitored(&course.best) {
                 than if than.is_nan() || by(0.0, than) => present,
@@ -181,6 +213,25 @@ mod tests {
     fn a_change_of_exactly_the_least_is_no_improvement() {
         let found = courses("patience = 9\nmin_delta = 0.25", &[(1.0, 0.0), (0.75, 0.0)]);
         assert_eq!(found[1].without_improvement, 1);
+    }
+
+    #[test]
+    fn evaluations_between_passes_are_due_by_steps_and_end_training_after_one() {
+        let spec: EvaluationSpec = toml::from_str("every_steps = 4\npatience = 1").unwrap();
+        let at = |version, pass, pass_start| Position {
+            version: Version(version),
+            pass: Pass(pass),
+            pass_start: Version(pass_start),
+            ..Position::default()
+        };
+        let positions = [at(0, 0, 0), at(3, 0, 0), at(4, 0, 0), at(6, 1, 6), at(8, 1, 6)];
+        assert_eq!(positions.map(|it| spec.is_due(&it)), [false, false, true, false, true]);
+
+        let found = courses("every_steps = 4\npatience = 1", &[(0.5, 0.0), (0.6, 0.0)]);
+        assert!(!found[0].has_ended());
+        assert_eq!((found[1].end, found[1].end_version), (None, Some(Version(20))));
+        let is_over = [at(19, 5, 15), at(20, 5, 15), at(21, 5, 15)].map(|it| found[1].is_over(&it));
+        assert_eq!(is_over, [false, true, true]);
     }
 
     #[test]

@@ -303,6 +303,9 @@ pub struct Course {
     /// The pass before which training ends early.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end: Option<Pass>,
+    /// The step after which training ends early, where evaluations do not follow passes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub end_version: Option<Version>,
 }
 
 /// An evaluation to which others are compared.
@@ -330,9 +333,20 @@ pub struct Best {
 impl Best {
     /// Describes the position of the evaluation.
     pub fn describe(&self) -> String {
-        let passes = if self.pass.0 == 1 { "pass" } else { "passes" };
-        format!("after {} {passes} (step {})", self.pass, self.version)
+        position_of(self.pass, self.version)
     }
+}
+
+impl EvaluationRecord {
+    /// Describes the position of the evaluation.
+    pub fn describe(&self) -> String {
+        position_of(self.pass, self.version)
+    }
+}
+
+fn position_of(pass: Pass, version: Version) -> String {
+    let passes = if pass.0 == 1 { "pass" } else { "passes" };
+    format!("after {pass} {passes} (step {version})")
 }
 
 /// A model that was written after an evaluation.

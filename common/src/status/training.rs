@@ -589,12 +589,8 @@ fn ranges(lanes: &[Lane]) -> Vec<String> {
 }
 
 pub(super) fn evaluation_rows(it: &EvaluationRecord) -> Vec<Row> {
-    let passes = match it.pass.0 {
-        1 => "1 pass".to_owned(),
-        passes => format!("{passes} passes"),
-    };
     let loss = Value::Figure(it.loss).text(0);
-    let mut note = format!(" (loss {loss}) on {} held-out records after {passes}", it.records);
+    let mut note = format!(" (loss {loss}) on {} held-out records {}", it.records, it.describe());
     if let Some(course) = &it.course {
         note += &format!("; the best: {}", course.best.describe());
     }

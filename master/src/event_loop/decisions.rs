@@ -5,7 +5,7 @@ use steadfast_common::job::spec::Mode;
 use steadfast_common::machine::Moment;
 use steadfast_common::records::given_up::{Discarded, DiscardedTask, GivenUpRecord, LISTED_MAX};
 use steadfast_common::records::{
-    Best, CheckpointRecord, DispatchRecord, EvaluationRecord, JobOutcome, ResultRecord,
+    Best, CheckpointRecord, Course, DispatchRecord, EvaluationRecord, JobOutcome, ResultRecord,
 };
 use steadfast_common::status::TimeBreakdown;
 use steadfast_master_core::election::{self, InitReply};
@@ -341,7 +341,7 @@ impl TrainingJob {
     fn evaluated(&mut self, evaluation: EvaluationRecord, decision: &mut Decision) {
         let rules = &self.job.record.spec.evaluation;
         let known = self.state.evaluation.as_ref();
-        if rules.decides() && known.is_some_and(|known| evaluation.pass <= known.pass) {
+        if rules.decides() && known.is_some_and(|known| evaluation.version <= known.version) {
             return;
         }
         let mut evaluation = rules.decided(known, evaluation);
@@ -349,8 +349,9 @@ impl TrainingJob {
         if best != Some(evaluation.version) {
             evaluation.model = None;
         }
-        if let Some(end) = evaluation.course.as_ref().and_then(|course| course.end) {
-            info!(passes = end.0, "training ends early: the evaluations do not improve");
+        if evaluation.course.as_ref().is_some_and(Course::has_ended) {
+            let (step, passes) = (evaluation.version.0, evaluation.pass.0);
+            info!(step, passes, "training ends early: the evaluations do not improve");
         }
         self.add(Fact::Evaluation(Some(evaluation)), decision);
     }
@@ -412,7 +413,8 @@ impl TrainingJob {
         }
         let list = result.discarded.list.take();
         result.discarded = Discarded { list, ..self.discarded(&self.state) };
-        if self.limits.passes != u32::MAX {
+        let ends_in_pass = self.state.course().is_some_and(|course| course.end_version.is_some());
+        if self.limits.passes != u32::MAX && !ends_in_pass {
             result.passes = self.limits.passes;
         }
         result.left_out.clone_from(&self.state.stream.record.left_out);

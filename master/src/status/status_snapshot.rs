@@ -162,8 +162,10 @@ impl StatusSnapshot {
         status.loss = position.loss;
         self.are_examples_current = event_loop.live.is_position_reported;
         details.failing = event_loop.state.sync_tasks.failing(position.pass);
+        let course = event_loop.state.course();
         details.all_passes_over = event_loop.limits.passes <= position.pass.0
-            || spec.steps.is_some_and(|steps| steps <= position.version.0);
+            || spec.steps.is_some_and(|steps| steps <= position.version.0)
+            || course.is_some_and(|course| course.is_over(&position));
         let total = event_loop.job.tasks;
         let schedule = match &event_loop.live.schedule {
             Some((pass, schedule)) if *pass == position.pass && !details.all_passes_over => {
