@@ -52,7 +52,7 @@ fn gradient(values: Vec<f32>) -> Gradient {
 pub fn lane(version: u64, first: Lane) -> ContributionName {
     let shares =
         [LaneShare { records: 1, checksum: 1, end: LaneEnd::MoreToCome, weight: None }].into();
-    ContributionName::Lanes(LanesName { version: Version(version), first, shares })
+    ContributionName::Lanes(LanesName { version: Version(version), first, shares, reductions: 0 })
 }
 
 /// The first record of a task.

@@ -67,7 +67,7 @@ fn by_codec(mut bytes: &[u8]) -> Option<Push> {
 
 fn well_formed() -> Vec<Vec<u8>> {
     let shares = vec![LaneShare { records: 7, last: true, checksum: 5, weight: None }; 3];
-    let lanes = LaneContribution { version: 3, lane: 4, shares };
+    let lanes = LaneContribution { version: 3, lane: 4, shares, reductions: 2 };
     let header = PushHeader {
         rows: 0,
         records: 21,

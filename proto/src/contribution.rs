@@ -10,9 +10,10 @@ use crate::v1::{self, LaneContribution, TaskContribution};
 impl From<&ContributionName> for Name {
     fn from(name: &ContributionName) -> Self {
         match name {
-            ContributionName::Lanes(LanesName { version, first, shares }) => {
+            ContributionName::Lanes(LanesName { version, first, shares, reductions }) => {
                 let shares = shares.iter().copied().map(v1::LaneShare::from).collect();
-                Self::Lanes(LaneContribution { version: version.0, lane: first.0, shares })
+                let (version, lane, reductions) = (version.0, first.0, *reductions);
+                Self::Lanes(LaneContribution { version, lane, shares, reductions })
             }
             ContributionName::Range { range, version } => Self::Task(TaskContribution {
                 pass: range.pass.0,
@@ -33,6 +34,7 @@ impl From<&Name> for ContributionName {
                 version: Version(name.version),
                 first: Lane(name.lane),
                 shares: name.shares.iter().copied().map(LaneShare::from).collect(),
+                reductions: name.reductions,
             }),
             Name::Task(name) => {
                 let range = RecordRange {
@@ -73,7 +75,12 @@ mod tests {
         let shares = [first, share(0, LaneEnd::LastOfPass, None)].into();
         let range = RecordRange { pass: Pass(1), task: TaskId(2), from: 3, to: 4, last: true };
         for name in [
-            ContributionName::Lanes(LanesName { version: Version(5), first: Lane(6), shares }),
+            ContributionName::Lanes(LanesName {
+                version: Version(5),
+                first: Lane(6),
+                shares,
+                reductions: 2,
+            }),
             ContributionName::Range { range, version: Version(7) },
         ] {
             assert_eq!(ContributionName::from(&Name::from(&name)), name);

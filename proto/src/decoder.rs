@@ -349,7 +349,7 @@ mod tests {
         #[test]
         fn a_header_that_grows_part_by_part_is_refused(parts in 2_usize..6) {
             let shares = vec![LaneShare { records: 1, last: true, checksum: 1, weight: None }; HEADER_BYTES_MAX / 14 / parts];
-            let name = LaneContribution { version: 1, lane: 0, shares };
+            let name = LaneContribution { version: 1, lane: 0, shares, reductions: 3 };
             let header = PushHeader { name: Some(Name::Lanes(name)), ..PushHeader::default() };
             let part = framed(&PushRequest { header: Some(header), blocks: Vec::new() });
             let whole = |times: usize| read(&part.repeat(times), &[]);
@@ -384,7 +384,8 @@ mod tests {
         let share =
             LaneShare { records: u32::MAX, last: true, checksum: u64::MAX, weight: Some(0.0) };
         let shares = vec![share; steadfast_common::job::spec::LANES_MAX as usize];
-        let name = LaneContribution { version: u64::MAX, lane: u32::MAX, shares };
+        let name =
+            LaneContribution { version: u64::MAX, lane: u32::MAX, shares, reductions: u32::MAX };
         let header = PushHeader { name: Some(Name::Lanes(name)), ..PushHeader::default() };
         let message = PushRequest { header: Some(header), blocks: Vec::new() };
         assert_eq!(read(&framed(&message), &[]).unwrap(), expected(&[message]));

@@ -357,7 +357,8 @@ impl EventLoop {
             return Ok(());
         }
         let Some(shard) = self.stage.sync_shard() else { return Ok(()) };
-        let LanesName { version, first, shares } = lanes;
+        let LanesName { version, first, shares, reductions } = lanes;
+        shard.set_reductions(*version, *reductions)?;
         match shard.add_blocks(*version, *first, shares, blocks) {
             Err(error) if error.is_fatal() => return Err(error),
             Err(_) => {}
@@ -384,7 +385,9 @@ impl EventLoop {
             return Err(EventError::NotInitialized);
         };
         let outcome = match (name, shard) {
-            (ContributionName::Lanes(LanesName { version, first, shares }), Shard::Sync(shard)) => {
+            (ContributionName::Lanes(name), Shard::Sync(shard)) => {
+                let LanesName { version, first, shares, reductions } = name;
+                shard.set_reductions(*version, *reductions)?;
                 shard.contribute(*version, *first, shares, contribution)?
             }
             (ContributionName::Range { range, .. }, Shard::Async(shard)) => {

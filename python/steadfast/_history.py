@@ -47,6 +47,8 @@ class Evaluation(NamedTuple):
     """Name of the metric; of several, of the first one."""
     further_metrics: Tuple[Tuple[str, Optional[float]], ...] = ()
     """Names and means of the further metrics."""
+    reductions: int = 0
+    """How often evaluations have reduced the learning rate (``evaluation.reduce_on_plateau``), this one included."""
 
     @property
     def metrics(self) -> Dict[str, Optional[float]]:
@@ -257,6 +259,7 @@ def _checkpoint(status: Mapping[str, Any]) -> Optional[Checkpoint]:
 
 
 def _evaluation(record: Mapping[str, Any], records: Optional[int], metric_name: str) -> Evaluation:
+    plateau = (record.get("course") or {}).get("plateau") or {}
     return Evaluation(
         record["pass"],
         record["version"],
@@ -265,6 +268,7 @@ def _evaluation(record: Mapping[str, Any], records: Optional[int], metric_name: 
         record["metric"],
         metric_name,
         _further(record),
+        len(plateau.get("reductions", ())),
     )
 
 

@@ -49,6 +49,21 @@ impl Evaluations {
         self.latest.as_ref()?.view().single().ok().flatten()
     }
 
+    /// Reads the versions from which on the learning rate is reduced once more. They are complete for each position that
+    /// the job has reached before, which what the mirror shows may not be.
+    ///
+    /// # Errors
+    /// If etcd does not answer.
+    pub async fn reductions(&self) -> Result<Vec<Version>, CoordError> {
+        let latest = self.etcd.get_json(&self.keys.evaluation()).await?;
+        Ok(reductions_of(latest))
+    }
+
+    /// Returns the versions from which on the learning rate is reduced once more, as far as they are known.
+    pub fn known_reductions(&self) -> Vec<Version> {
+        reductions_of(self.latest())
+    }
+
     /// Returns whether training has ended at a position, as far as it is known.
     pub fn is_over(&self, position: &Position) -> bool {
         self.latest().and_then(|it| it.course).is_some_and(|course| course.is_over(position))
@@ -74,4 +89,9 @@ impl Evaluations {
             }
         }
     }
+}
+
+fn reductions_of(latest: Option<EvaluationRecord>) -> Vec<Version> {
+    let plateau = latest.and_then(|it| it.course?.plateau);
+    plateau.map(|it| it.reductions).unwrap_or_default()
 }

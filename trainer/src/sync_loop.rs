@@ -18,6 +18,7 @@ use steadfast_common::status::TimeBreakdown;
 use steadfast_common::tensor::lane_tree::{LaneSums, LaneTree, Node};
 use steadfast_common::tensor::row_ids::RowIds;
 use steadfast_common::tensor::table::{ID_BYTES, Rows};
+use steadfast_coord::backoff;
 use steadfast_host::task::{TaskSet, in_place};
 use steadfast_host::time::{Instant, sleep};
 use steadfast_net::traces::TRACE;
@@ -66,6 +67,7 @@ pub async fn train(
         unreachable: BTreeSet::new(),
         schedules: BTreeMap::new(),
         parameters: Parameters::zeros(context.layout().clone()),
+        reductions: (Vec::new(), None),
         buffers: Buffers::new(context.layout().len()),
         pushes: TaskSet::default(),
         evaluation: TaskSet::default(),
@@ -90,6 +92,7 @@ pub async fn train(
             Entered::End => break,
             Entered::Idle => continue,
         }
+        worker.find_reductions(&position).await?;
         worker.evaluate_in_background(&position).await?;
         let (version, pass) = (position.version.0, position.pass.0);
         let span = info_span!(target: TRACE, parent: None, "step", version, pass);
@@ -112,6 +115,8 @@ struct Worker<'a> {
     /// Lane schedules of the current pass, and of the next one near its end.
     schedules: BTreeMap<Pass, LaneSchedule>,
     parameters: Parameters,
+    /// The versions from which on the learning rate is reduced once more, and up to which they are complete, if known.
+    reductions: (Vec<Version>, Option<Version>),
     /// Memory of the parameters and gradients of former steps.
     buffers: Buffers,
     /// Pushes in flight. Some are of earlier steps: a version can be complete before all its contributors
@@ -260,6 +265,33 @@ impl Worker<'_> {
         }
     }
 
+    /// Finds out how often evaluations have reduced the learning rate of the next step.
+    async fn find_reductions(&mut self, position: &Position) -> Result<(), TrainError> {
+        let context = self.context;
+        if context.spec().evaluation.reduce_on_plateau.is_none() {
+            return Ok(());
+        }
+        let (known, complete_to) = &mut self.reductions;
+        // Where an evaluation decides, it is known by now.
+        if context.is_decisive(position) {
+            *known = context.evaluations.known_reductions();
+        } else if complete_to.is_none_or(|it| it.0 + 1 != position.version.0) {
+            let mut pauses = None;
+            *known = loop {
+                match context.evaluations.reductions().await {
+                    Ok(reductions) => break reductions,
+                    Err(error) if error.is_transient() => {
+                        warn!(%error, "cannot read the latest evaluation; retrying");
+                    }
+                    Err(error) => return Err(ClientError::from(error).into()),
+                }
+                sleep(pauses.get_or_insert_with(backoff).next().unwrap_or(RETRY)).await;
+            };
+        }
+        *complete_to = Some(position.version);
+        Ok(())
+    }
+
     /// Waits for the records of a pass: those of a stream may not exist yet.
     async fn enter(&mut self, pass: Pass) -> Result<Entered, TrainError> {
         if self.schedules.contains_key(&pass) {
@@ -372,7 +404,9 @@ impl Worker<'_> {
                 LaneShare { weight, ..part.share }
             };
             let shares = parts.iter().map(weighted).collect();
-            let name = LanesName { version: position.version, first: node.first(), shares };
+            let (version, first) = (position.version, node.first());
+            let reductions = self.reductions.0.iter().filter(|it| **it <= version).count() as u32;
+            let name = LanesName { version, first, shares, reductions };
             self.push(name, sum);
         }
         Ok(lanes)

@@ -4,7 +4,7 @@
 
 use std::f64::consts::PI;
 
-use crate::job::spec::{Interpolation, LearningRateSpec, Schedule};
+use crate::job::spec::{Interpolation, LearningRateSpec, PlateauSpec, Schedule};
 
 /// Returns the rate of update number `step`, counted from 0, with all its factors.
 ///
@@ -15,6 +15,16 @@ pub fn learning_rate(spec: &LearningRateSpec, step: u64) -> f32 {
     let rate = warmed_up(spec, f64::from(spec.base), step);
     let factors = spec.factors.iter().map(|factor| warmed_up(factor, 1.0, step));
     factors.fold(rate, |rate, factor| rate * factor) as f32
+}
+
+/// Returns a rate that evaluations have reduced `count` times.
+pub fn reduced(rate: f32, plateau: Option<&PlateauSpec>, count: u32) -> f32 {
+    let Some(PlateauSpec { factor, min_rate, .. }) = plateau.filter(|_| 0 < count) else {
+        return rate;
+    };
+    let lower = f64::from(rate) * libm::pow(f64::from(*factor), f64::from(count));
+    // The schedule itself may be below the least rate of reductions.
+    (lower as f32).max(min_rate.unwrap_or(0.0).min(rate))
 }
 
 fn warmed_up(spec: &LearningRateSpec, base: f64, step: u64) -> f64 {

@@ -12,7 +12,7 @@ use serde::forward_to_deserialize_any;
 const TEXT: &str = "1s";
 
 /// Returns the paths of all keys of structs that `T` consists of, in their order. Keys of maps are not among them:
-/// a file chooses them.
+/// a file chooses them. Nor are keys below those of a section.
 ///
 /// # Panics
 /// If `T` refuses the values that it is given: 1 and `1s`, empty lists and maps, the first variant of an enum.
@@ -42,7 +42,11 @@ impl<'de> Deserializer<'de> for Recorder<'_> {
         fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Error> {
-        visitor.visit_map(Fields { of: self, fields: fields.iter() })
+        match self.path.contains('.') {
+            // A struct below a section is the value of one key.
+            true => visitor.visit_map(Empty),
+            false => visitor.visit_map(Fields { of: self, fields: fields.iter() }),
+        }
     }
 
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {

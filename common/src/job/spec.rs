@@ -571,12 +571,56 @@ pub struct EvaluationSpec {
     /// The parameters that are the result. Synchronous mode only for `best`.
     #[serde(default, skip_serializing_if = "Keep::is_default")]
     pub keep: Keep,
+    /// Reductions of the learning rate after evaluations without an improvement. Synchronous mode only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reduce_on_plateau: Option<PlateauSpec>,
+}
+
+/// When the learning rate is reduced because evaluations do not improve, and by how much.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PlateauSpec {
+    /// The learning rate is multiplied by this.
+    #[serde(default = "default_factor")]
+    pub factor: f32,
+    /// Evaluations without an improvement after which it is.
+    #[serde(default = "default_patience")]
+    pub patience: u32,
+    /// An improvement is a change by more than this.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_delta: Option<f64>,
+    /// Says what `min_delta` is a part of.
+    #[serde(default, skip_serializing_if = "DeltaMode::is_default")]
+    pub min_delta_mode: DeltaMode,
+    /// Evaluations after a reduction that are not counted as ones without an improvement.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub cooldown: u32,
+    /// Reductions do not take the learning rate below this.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_rate: Option<f32>,
+}
+
+/// Meanings of the least change that is an improvement.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DeltaMode {
+    /// The change itself.
+    #[default]
+    Absolute,
+    /// The change as a share of the number that it is a change of.
+    Relative,
+}
+
+impl DeltaMode {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 impl EvaluationSpec {
     /// Returns whether evaluations decide about the course of the job, so that training goes on only after each.
     pub fn decides(&self) -> bool {
-        self.patience.is_some() || self.keep == Keep::Best
+        self.patience.is_some() || self.keep == Keep::Best || self.reduce_on_plateau.is_some()
     }
 
     /// Returns whether records are held out.
@@ -664,6 +708,15 @@ pub struct CheckpointSpec {
 
 fn one() -> f32 {
     1.0
+}
+fn default_factor() -> f32 {
+    0.1
+}
+fn default_patience() -> u32 {
+    10
+}
+fn is_zero(value: &u32) -> bool {
+    *value == 0
 }
 fn one_u32() -> u32 {
     1

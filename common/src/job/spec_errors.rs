@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 use crate::job::models::{self, BuiltIn, Inputs, PYTHON};
 use crate::job::optimizer_errors;
 use crate::job::spec::{
-    DataFormat, EvaluationSpec, Header, JobSpec, Keep, LANES_MAX, Mode, Monitor, StartSpec,
-    TableSpec, Transform,
+    DataFormat, DeltaMode, EvaluationSpec, Header, JobSpec, Keep, LANES_MAX, Mode, Monitor,
+    PlateauSpec, StartSpec, TableSpec, Transform,
 };
 use crate::tensor::compression::Compression;
 
@@ -70,6 +70,29 @@ fn table_errors(name: &str, table: &TableSpec) -> Vec<SpecError> {
     }
     if table.expire_after == Some(0) {
         error(format!("`{key}.expire_after` must be at least 1"));
+    }
+    errors
+}
+
+/// Returns the errors of how evaluations reduce the learning rate.
+fn plateau_errors(plateau: &PlateauSpec) -> Vec<String> {
+    let PlateauSpec { factor, patience, min_delta, min_rate, .. } = plateau;
+    let mut errors = Vec::new();
+    let mut check = |key: &str, is_valid: bool, must: &str| {
+        if !is_valid {
+            errors.push(format!("`evaluation.reduce_on_plateau.{key}` must {must}"));
+        }
+    };
+    check("factor", 0.0 < *factor && *factor < 1.0, "lie in 0 < … < 1");
+    check("patience", 0 < *patience, "be at least 1");
+    let is_delta = min_delta.is_none_or(|it| it.is_finite() && 0.0 <= it);
+    check("min_delta", is_delta, "be finite and at least 0");
+    let is_rate = min_rate.is_none_or(|it| it.is_finite() && 0.0 <= it);
+    check("min_rate", is_rate, "be finite and at least 0");
+    if plateau.min_delta_mode == DeltaMode::Relative && min_delta.is_none() {
+        let text = "`evaluation.reduce_on_plateau.min_delta_mode` applies only with its `min_delta`; \
+                    remove it";
+        errors.push(text.to_owned());
     }
     errors
 }
@@ -353,7 +376,10 @@ impl JobSpec {
         let evaluation = &self.evaluation;
         let mut error = |keys: &[&str], text: &str| errors.push(SpecError::new(keys, text));
         let (by_patience, by_keep) = (evaluation.patience.is_some(), evaluation.keep == Keep::Best);
-        for (key, _) in [("patience", by_patience), ("keep", by_keep)].iter().filter(|it| it.1) {
+        let by_plateau = evaluation.reduce_on_plateau.is_some();
+        let decisive =
+            [("patience", by_patience), ("keep", by_keep), ("reduce_on_plateau", by_plateau)];
+        for (key, _) in decisive.iter().filter(|it| it.1) {
             let key = format!("evaluation.{key}");
             if self.mode == Mode::Async {
                 let text = format!(
@@ -403,9 +429,12 @@ impl JobSpec {
             );
             error(&["evaluation.monitor", "model.kind"], &text);
         }
+        for text in evaluation.reduce_on_plateau.iter().flat_map(plateau_errors) {
+            error(&["evaluation.reduce_on_plateau"], &text);
+        }
         if by_metric && !evaluation.decides() {
-            let text = "`evaluation.monitor` applies only with `evaluation.patience` or \
-                        `evaluation.keep`; remove it";
+            let text = "`evaluation.monitor` applies only with `evaluation.patience`, \
+                        `evaluation.keep` or `evaluation.reduce_on_plateau`; remove it";
             error(&["evaluation.monitor"], text);
         }
         match (by_metric, evaluation.goal) {
@@ -778,6 +807,7 @@ mod tests {
             "fraction = 0.1\nkeep = 'best'\nevery_steps = 9",
             "source = ['x.csv']\nkeep = 'best'",
             "fraction = 0.1\npatience = 1\nmonitor = 'metric'\ngoal = 'max'",
+            "fraction = 0.1\nmonitor = 'metric'\ngoal = 'max'\nreduce_on_plateau = {}",
         ] {
             assert_eq!(errors("sync", sound), [""; 0], "{sound}");
         }
@@ -797,6 +827,18 @@ mod tests {
                 "`evaluation.monitor` applies only",
             ),
             ("fraction = 0.1\npatience = 1\nmonitor = 'metric'", "needs `evaluation.goal`"),
+            ("reduce_on_plateau = {}", "`evaluation.reduce_on_plateau` needs held-out records"),
+            ("fraction = 0.1\nreduce_on_plateau = { factor = 1 }", "factor` must lie in 0 < … < 1"),
+            (
+                "fraction = 0.1\nreduce_on_plateau = { patience = 0 }",
+                "patience` must be at least 1",
+            ),
+            ("fraction = 0.1\nreduce_on_plateau = { min_delta = -1 }", "min_delta` must be finite"),
+            ("fraction = 0.1\nreduce_on_plateau = { min_rate = nan }", "min_rate` must be finite"),
+            (
+                "fraction = 0.1\nreduce_on_plateau = { min_delta_mode = 'relative' }",
+                "min_delta_mode` applies only with its `min_delta`",
+            ),
             ("fraction = 0.1\npatience = 1\ngoal = 'min'", "`evaluation.goal` applies to"),
             ("fraction = 0.1\nevery_steps = 0", "`evaluation.every_steps` must be at least 1"),
             ("fraction = 0.1\nevery_steps = 1\nevery_passes = 1", "are mutually exclusive"),

@@ -26,6 +26,8 @@ pub struct LanesName {
     pub first: Lane,
     /// The shares of the node's lanes, in order.
     pub shares: Arc<[LaneShare]>,
+    /// How often evaluations have reduced the learning rate of the step.
+    pub reductions: u32,
 }
 
 /// Describes the part of one lane in a contribution.

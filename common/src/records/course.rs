@@ -1,8 +1,15 @@
-//! The course of a job as its evaluations decide it: when training ends early, and which parameters are the best.
+//! The course of a job as its evaluations decide it: when training ends early, which parameters are the best, and how far
+//! the learning rate is reduced.
 
-use crate::job::spec::{EvaluationSpec, Goal, Monitor};
+use std::collections::BTreeMap;
+
+use crate::ids::Version;
+use crate::job::spec::{DeltaMode, EvaluationSpec, Goal, Monitor, PlateauSpec};
 use crate::records::position::Position;
-use crate::records::{Best, Course, EvaluationRecord};
+use crate::records::{Best, Course, EvaluationRecord, Plateau};
+
+/// The most reductions of a learning rate; further evaluations do not reduce it.
+pub const REDUCTIONS_MAX: usize = 1000;
 
 impl Course {
     /// Returns whether evaluations have ended training.
@@ -36,8 +43,16 @@ impl EvaluationSpec {
         before: Option<&EvaluationRecord>,
         record: EvaluationRecord,
     ) -> EvaluationRecord {
+        let before = before.and_then(|before| before.course.as_ref());
         if !self.decides() {
-            return record;
+            // Steps before may be repeated with the rates that they had.
+            let has_reductions = |it: &&Course| it.plateau.is_some();
+            let course = before.filter(has_reductions).map(|it| Course {
+                end: None,
+                end_version: None,
+                ..it.clone()
+            });
+            return EvaluationRecord { course, ..record };
         }
         let EvaluationRecord { pass, version, loss, metric, mut further_metrics, .. } = record;
         // JSON has no infinity. A number that is not finite must mean the same to those who read it from etcd.
@@ -49,24 +64,105 @@ impl EvaluationSpec {
         let further_metrics = present.further_metrics.clone();
         let record = EvaluationRecord { loss, metric, further_metrics, ..record };
         let value = self.monitored(&present);
-        let course = match before.and_then(|before| before.course.as_ref()) {
+        let reduced = before.and_then(|it| it.plateau.as_ref());
+        let plateau = match &self.reduce_on_plateau {
+            Some(rules) => Some(self.plateau(rules, reduced, version, value)),
+            None => reduced.cloned(),
+        };
+        let course = match before {
             None => Course {
                 best: present,
                 improved: value,
                 without_improvement: 0,
                 end: None,
                 end_version: None,
+                plateau: None,
             },
             Some(course) => self.continued(course, present, value),
         };
-        EvaluationRecord { course: Some(course), ..record }
+        EvaluationRecord { course: Some(Course { plateau, ..course }), ..record }
+    }
+
+    /// Returns what is left of the latest evaluation when a user abandons what was trained after `position`, or changes
+    /// the settings from there on: the reductions of the learning rate before, as an evaluation without records. `None`
+    /// if there are none. Nothing else is kept, because what is known of the evaluations up to `position` depends on
+    /// whether there are later ones.
+    #[must_use]
+    pub fn forgotten(latest: &EvaluationRecord, position: &Position) -> Option<EvaluationRecord> {
+        let mut reductions = latest.course.as_ref()?.plateau.as_ref()?.reductions.clone();
+        reductions.retain(|it| *it <= position.version);
+        if reductions.is_empty() {
+            return None;
+        }
+        let (pass, version, none) = (position.pass, position.version, f64::NAN);
+        let further_metrics = BTreeMap::new();
+        let best = Best { pass, version, loss: none, metric: none, further_metrics, model: None };
+        let plateau = Plateau { improved: none, without_improvement: 0, cooldown: 0, reductions };
+        let course = Course {
+            best,
+            without_improvement: 0,
+            improved: none,
+            end: None,
+            end_version: None,
+            plateau: Some(plateau),
+        };
+        Some(EvaluationRecord {
+            pass,
+            version,
+            records: 0,
+            loss: none,
+            metric: none,
+            metric_name: latest.metric_name.clone(),
+            further_metrics: BTreeMap::new(),
+            course: Some(course),
+            model: None,
+        })
+    }
+
+    /// Returns whether a number is better than another one by more than a change.
+    fn is_better(&self, value: f64, than: f64, by: f64) -> bool {
+        // Nothing is compared with NaN, so a number that follows one is an improvement.
+        than.is_nan() && !value.is_nan() || by < self.gain(than, value)
+    }
+
+    /// Returns the state of the plateau after an evaluation of `version` with this number.
+    fn plateau(
+        &self,
+        rules: &PlateauSpec,
+        before: Option<&Plateau>,
+        version: Version,
+        value: f64,
+    ) -> Plateau {
+        let first = Plateau {
+            improved: value,
+            without_improvement: 0,
+            cooldown: 0,
+            reductions: Vec::new(),
+        };
+        let Some(before) = before else { return first };
+        let mut plateau = before.clone();
+        let least = rules.min_delta.unwrap_or(0.0);
+        let least = match rules.min_delta_mode {
+            DeltaMode::Absolute => least,
+            DeltaMode::Relative => least * before.improved.abs(),
+        };
+        plateau.without_improvement = plateau.without_improvement.saturating_add(1);
+        if self.is_better(value, before.improved, least) {
+            (plateau.improved, plateau.without_improvement) = (value, 0);
+        }
+        if 0 < plateau.cooldown {
+            (plateau.cooldown, plateau.without_improvement) = (plateau.cooldown - 1, 0);
+        }
+        let is_due = rules.patience <= plateau.without_improvement;
+        if is_due && plateau.reductions.len() < REDUCTIONS_MAX {
+            plateau.reductions.push(version);
+            (plateau.cooldown, plateau.without_improvement) = (rules.cooldown, 0);
+        }
+        plateau
     }
 
     fn continued(&self, course: &Course, present: Best, value: f64) -> Course {
-        let by = |least: f64, than: f64| {
-            // Nothing is compared with NaN, so a number that follows one is an improvement.
-            than.is_nan() && !value.is_nan() || least < self.gain(than, value)
-        };
+        let by = |least: f64, than: f64| self.is_better(value, than, least);
         let has_improved = by(self.min_delta.unwrap_or(0.0), course.improved);
         let without_improvement = if has_improved { 0 } else { course.without_improvement + 1 };
         let is_over = self.patience.is_some_and(|most| most <= without_improvement);
@@ -80,6 +176,7 @@ impl EvaluationSpec {
                 than if than.is_nan() || by(0.0, than) => present,
                 _ => course.best.clone(),
             },
+            plateau: None,
         }
     }
 
@@ -108,7 +205,8 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::ids::{Pass, Version};
+    use crate::ids::Pass;
+    use crate::job::learning_rate::reduced;
 
     fn record(pass: u32, loss: f64, metric: f64) -> EvaluationRecord {
         EvaluationRecord {
@@ -215,6 +313,17 @@ mod tests {
         assert_eq!(found[1].without_improvement, 1);
     }
 
+    /// Returns the learning rates after evaluations with these losses, from a rate of 1.
+    fn rates(plateau: &str, losses: &[f64]) -> Vec<f32> {
+        let values: Vec<(f64, f64)> = losses.iter().map(|loss| (*loss, *loss)).collect();
+        let text = format!("reduce_on_plateau = {{ {plateau} }}");
+        let rules: EvaluationSpec = toml::from_str(&text).unwrap();
+        let found = courses(&text, &values);
+        let plateaus = found.iter().filter_map(|it| it.plateau.as_ref());
+        let counts = plateaus.map(|it| it.reductions.len() as u32);
+        counts.map(|count| reduced(1.0, rules.reduce_on_plateau.as_ref(), count)).collect()
+    }
+
     #[test]
     fn evaluations_between_passes_are_due_by_steps_and_end_training_after_one() {
         let spec: EvaluationSpec = toml::from_str("every_steps = 4\npatience = 1").unwrap();
@@ -232,6 +341,103 @@ mod tests {
         assert_eq!((found[1].end, found[1].end_version), (None, Some(Version(20))));
         let is_over = [at(19, 5, 15), at(20, 5, 15), at(21, 5, 15)].map(|it| found[1].is_over(&it));
         assert_eq!(is_over, [false, true, true]);
+    }
+
+    /// The expected rates are those of `torch.optim.lr_scheduler.ReduceLROnPlateau` with a patience that is lower by 1,
+    /// which reduces after one evaluation more than its patience.
+    #[test]
+    fn a_plateau_reduces_the_learning_rate_as_pytorch_does() {
+        let none = f64::NAN;
+        let losses = [
+            5.0, 4.0, 4.5, 4.2, 4.1, 3.99, 3.98, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 3.0, none, 3.1, 3.2,
+            2.995,
+        ];
+        // The evaluations that reduce the rate, and by which factor.
+        for (plateau, factor, reducing, least) in [
+            ("factor = 0.5, patience = 2", 0.5, &[4, 9, 11, 13, 16][..], 0.0),
+            ("factor = 0.5, patience = 2, min_delta = 0.1", 0.5, &[4, 6, 8, 10, 12, 16, 18], 0.0),
+            (
+                "factor = 0.5, patience = 1, min_delta = 0.1, min_delta_mode = 'relative', \
+                 cooldown = 2, min_rate = 0.1",
+                0.5,
+                &[3, 6, 9, 12],
+                0.1,
+            ),
+            ("factor = 0.125, patience = 3, cooldown = 1, min_rate = 0.05", 0.125, &[5, 10], 0.05),
+        ] {
+            let mut rate = 1.0_f32;
+            let expected = (1..=losses.len()).map(|evaluation| {
+                if reducing.contains(&evaluation) {
+                    rate = (rate * factor).max(least);
+                }
+                rate
+            });
+            let expected: Vec<f32> = expected.collect();
+            assert_eq!(rates(plateau, &losses), expected, "{plateau}");
+        }
+    }
+
+    #[test]
+    fn a_reduction_holds_from_the_version_of_its_evaluation_on() {
+        let plateau = "patience = 2\nmonitor = 'metric'\ngoal = 'max'\n\
+                       reduce_on_plateau = { patience = 1 }";
+        let found = courses(plateau, &[0.5, 0.6, 0.6, 0.7].map(|metric| (0.0, metric)));
+        let latest = found.last().unwrap().plateau.as_ref().unwrap();
+        assert_eq!(latest.reductions, [Version(30)]);
+        let text = serde_json::to_string(&found[1]).unwrap();
+        assert!(!text.contains("reductions") && !text.contains("cooldown"), "{text}");
+    }
+
+    #[test]
+    fn a_schedule_below_the_least_rate_is_not_raised() {
+        let plateau = PlateauSpec { min_rate: Some(0.1), ..toml::from_str("").unwrap() };
+        assert_eq!(reduced(0.5, Some(&plateau), 0), 0.5);
+        assert_eq!(reduced(0.5, Some(&plateau), 1), 0.1);
+        assert_eq!(reduced(0.01, Some(&plateau), 3), 0.01);
+        assert_eq!(reduced(0.5, None, 3), 0.5);
+    }
+
+    /// The parameters of the checkpoint were trained with the reductions before it.
+    #[test]
+    fn a_rollback_that_is_requested_forgets_all_but_reductions_before_it() {
+        let rules: EvaluationSpec = toml::from_str("reduce_on_plateau = { patience = 1 }").unwrap();
+        let mut latest = None;
+        for pass in 1..=5 {
+            latest = Some(rules.decided(latest.as_ref(), record(pass, 1.0, 0.0)));
+        }
+        let latest = latest.unwrap();
+        let position =
+            |version| Position { version: Version(version), pass: Pass(3), ..Position::default() };
+        let left = EvaluationSpec::forgotten(&latest, &position(35)).unwrap();
+        assert_eq!((left.pass, left.version), (Pass(3), Version(35)));
+        let reductions = |it: &EvaluationRecord| {
+            it.course.as_ref().and_then(|it| it.plateau.clone()).unwrap().reductions
+        };
+        assert_eq!(reductions(&left), [Version(20), Version(30)]);
+        assert_eq!(EvaluationSpec::forgotten(&latest, &position(15)), None);
+        // What comes next is compared with nothing before.
+        let next = rules.decided(Some(&left), record(4, 9.0, 0.0));
+        let course = next.course.clone().unwrap();
+        assert_eq!((course.best.pass, reductions(&next).len()), (Pass(4), 2));
+    }
+
+    /// Rules without a plateau keep the reductions, since steps before may be repeated.
+    #[test]
+    fn reductions_outlive_the_rules_that_made_them() {
+        let of = |rules: &str| toml::from_str::<EvaluationSpec>(rules).unwrap();
+        let plateau = of("reduce_on_plateau = { factor = 0.5, patience = 1 }");
+        let first = plateau.decided(None, record(1, 1.0, 0.0));
+        let second = plateau.decided(Some(&first), record(2, 2.0, 0.0));
+        let reductions = |it: &EvaluationRecord| {
+            it.course.as_ref().and_then(|it| it.plateau.clone()).map(|it| it.reductions)
+        };
+        assert_eq!(reductions(&second), Some(vec![Version(20)]));
+        for rules in ["", "patience = 5"] {
+            let next = of(rules).decided(Some(&second), record(3, 3.0, 0.0));
+            assert_eq!(reductions(&next), Some(vec![Version(20)]), "{rules}");
+            assert_eq!(next.course.and_then(|it| it.end), None);
+        }
+        assert_eq!(of("").decided(Some(&record(1, 1.0, 0.0)), record(2, 1.0, 0.0)).course, None);
     }
 
     #[test]

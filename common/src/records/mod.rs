@@ -306,6 +306,25 @@ pub struct Course {
     /// The step after which training ends early, where evaluations do not follow passes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end_version: Option<Version>,
+    /// Present if evaluations reduce the learning rate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plateau: Option<Plateau>,
+}
+
+/// States how far evaluations have reduced the learning rate.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Plateau {
+    /// The number to which the latest improvement led.
+    #[serde(deserialize_with = "nan_if_null")]
+    pub improved: f64,
+    /// Evaluations that count as ones without an improvement since the latest one, or the latest reduction.
+    pub without_improvement: u32,
+    /// Evaluations that are left of the cooldown.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub cooldown: u32,
+    /// The versions from which on the learning rate is reduced once more, ascending.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reductions: Vec<Version>,
 }
 
 /// An evaluation to which others are compared.
@@ -356,6 +375,10 @@ pub struct KeptModel {
     pub parameters_sha256: String,
     /// SHA-256 of the file.
     pub file_sha256: String,
+}
+
+fn is_zero(value: &u32) -> bool {
+    *value == 0
 }
 
 fn nan_if_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {

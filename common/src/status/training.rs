@@ -593,6 +593,10 @@ pub(super) fn evaluation_rows(it: &EvaluationRecord) -> Vec<Row> {
     let mut note = format!(" (loss {loss}) on {} held-out records {}", it.records, it.describe());
     if let Some(course) = &it.course {
         note += &format!("; the best: {}", course.best.describe());
+        let reductions = course.plateau.as_ref().map_or(0, |it| it.reductions.len());
+        if 0 < reductions {
+            note += &format!("; learning rate reduced {}", plural(reductions, "time"));
+        }
     }
     let row = Row::new(&it.metric_name, Value::Figure(it.metric)).note(note);
     let row = row.gauge("steadfast_evaluation_metric", "Metric on held-out records", it.metric);

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use steadfast_common::ids::{Generation, Incarnation, Slot, TaskId};
-use steadfast_common::job::spec::{LostPserver, Mode};
+use steadfast_common::job::spec::{EvaluationSpec, LostPserver, Mode};
 use steadfast_common::machine::Moment;
 use steadfast_common::records::{
     CheckpointRecord, EvaluationRecord, GenerationRecord, QueueSnapshot, ROLLED_BACK_TO,
@@ -150,8 +150,10 @@ impl TrainingJob {
             let is_chosen = matches!(from, Start::Chosen { .. });
             let stays = |it: &EvaluationRecord| it.course.is_some() && !is_chosen;
             if evaluated.is_some_and(|it| start.version < it.version && !stays(it)) {
-                // Its parameters are discarded.
-                self.add(Fact::Evaluation(None), decision);
+                // Its parameters are discarded. Those of the checkpoint were trained with a reduced learning rate, and
+                // go on with it.
+                let left = evaluated.and_then(|it| EvaluationSpec::forgotten(it, &start));
+                self.add(Fact::Evaluation(left), decision);
             }
             self.live.position = start;
         }

@@ -250,6 +250,11 @@ impl TensorBoard {
             let metric = format!("held_out/{}", it.metric_name);
             let mut values = vec![("held_out/loss".to_owned(), it.loss), (metric, it.metric)];
             values.extend(further(&it.further_metrics));
+            let plateau = it.course.as_ref().and_then(|course| course.plateau.as_ref());
+            values.extend(
+                plateau
+                    .map(|it| ("held_out/rate_reductions".to_owned(), it.reductions.len() as f64)),
+            );
             events.extend(scalars(now, it.version, values));
         }
         events

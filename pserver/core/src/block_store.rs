@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use steadfast_common::ids::{Lane, Pass, Slot};
-use steadfast_common::job::learning_rate::learning_rate;
+use steadfast_common::job::learning_rate::{learning_rate, reduced};
 use steadfast_common::job::spec::OptimizerSpec;
 use steadfast_common::records::applied_records::AppliedRecords;
 use steadfast_common::records::position::Position;
@@ -108,6 +108,8 @@ pub struct BlockStore {
     pub(crate) applied: Vec<AppliedRecords>,
     pub(crate) position: Position,
     pub(crate) updates: u64,
+    /// How often evaluations have reduced the learning rate of the next update.
+    pub(crate) reductions: u32,
 }
 
 impl BlockStore {
@@ -135,6 +137,7 @@ impl BlockStore {
             applied,
             position,
             updates,
+            reductions: 0,
         }
     }
 
@@ -169,7 +172,9 @@ impl BlockStore {
         pass: Pass,
         applied: impl Fn(usize) -> bool,
     ) -> Result<Vec<Rows>, StorageError> {
-        let update = RowUpdate { mean, updates: self.updates, pass };
+        let plateau = self.rules.plateau.as_ref();
+        let (updates, reductions) = (self.updates, self.reductions);
+        let update = RowUpdate { mean, updates, pass, plateau, reductions };
         let apply = |(table, sum)| self.tables.apply(table, sum, &update, &applied);
         sums.iter_mut().enumerate().map(apply).collect()
     }
@@ -326,7 +331,8 @@ impl BlockStore {
 
     /// Returns the learning rate of the next update.
     fn rate(&self) -> f32 {
-        learning_rate(&self.rules.learning_rate, self.updates)
+        let rate = learning_rate(&self.rules.learning_rate, self.updates);
+        reduced(rate, self.rules.plateau.as_ref(), self.reductions)
     }
 
     /// Returns the next update of a block.

@@ -167,6 +167,10 @@ pub enum Refusal {
     EmptyLane { lane: Lane },
     #[error("lane {lane} was pushed before with other records")]
     ConflictingShare { lane: Lane },
+    #[error(
+        "a contribution to the step names {found} reductions of its learning rate, and another one {known}"
+    )]
+    ConflictingRate { found: u32, known: u32 },
     #[error("the contribution is for version {found}; the shard is at {present}")]
     Ahead { found: Version, present: Version },
     #[error(
@@ -197,7 +201,9 @@ impl Refusal {
         match self {
             Self::Ahead { .. } => ErrorKind::Stale,
             // The slot discards its shard, and a new generation begins.
-            Self::ConflictingShare { .. } | Self::Storage(_) => ErrorKind::Unavailable,
+            Self::ConflictingShare { .. } | Self::ConflictingRate { .. } | Self::Storage(_) => {
+                ErrorKind::Unavailable
+            }
             Self::WrongLength { .. }
             | Self::Malformed { .. }
             | Self::WrongBlocks { .. }
@@ -217,7 +223,10 @@ impl Refusal {
     /// Returns whether the shard must be discarded, because its step can never be completed or a part of it was
     /// applied.
     pub fn is_fatal(&self) -> bool {
-        matches!(self, Self::ConflictingShare { .. } | Self::Storage(_))
+        matches!(
+            self,
+            Self::ConflictingShare { .. } | Self::ConflictingRate { .. } | Self::Storage(_)
+        )
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use steadfast_common::job::average::AverageSpec;
 use steadfast_common::job::spec::{
-    GroupSpec, JobSpec, LearningRateSpec, Mode, OptimizerSpec, TableSpec,
+    GroupSpec, JobSpec, LearningRateSpec, Mode, OptimizerSpec, PlateauSpec, TableSpec,
 };
 use steadfast_common::tensor::compression::Codec;
 use steadfast_common::tensor::layout::{Block, Layout, ParamSpec};
@@ -22,6 +22,8 @@ pub struct Rules {
     pub learning_rate: LearningRateSpec,
     /// The average of the parameters, which a model with tables does not have.
     pub average: Option<AverageSpec>,
+    /// How evaluations reduce the learning rate.
+    pub plateau: Option<PlateauSpec>,
     /// Encoding of gradients, and the arithmetic that adds them.
     pub codec: Codec,
     /// Seed of the initial values of rows.
@@ -41,6 +43,7 @@ impl Default for Rules {
             optimizer: OptimizerSpec::default(),
             learning_rate: LearningRateSpec::default(),
             average: None,
+            plateau: None,
             codec: Codec::Plain,
             seed: 0,
             tables: BTreeMap::new(),
@@ -58,6 +61,7 @@ impl Rules {
             optimizer: spec.optimizer.clone(),
             learning_rate: spec.learning_rate.clone(),
             average: spec.average,
+            plateau: spec.evaluation.reduce_on_plateau,
             codec: spec.gradients.codec(),
             seed: spec.seed,
             tables: spec.tables.clone(),

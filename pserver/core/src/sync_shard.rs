@@ -31,6 +31,8 @@ pub struct SyncShard {
     blocks: BlockStore,
     lanes: u32,
     lane_sum: LaneSum,
+    /// How often evaluations have reduced the learning rate of the current step, once a contribution names it.
+    reductions: Option<u32>,
     /// Indices of the blocks updated by the current step before the step is complete.
     early: Vec<usize>,
     /// The values of the previous version, or of the current one while a step is partly applied: another
@@ -54,6 +56,7 @@ impl SyncShard {
             lane_sum: LaneSum::new(lanes, exhausted, rules.codec, blocks),
             blocks: BlockStore::restore(layout, snapshot, tables, rules),
             lanes,
+            reductions: None,
             early: Vec::new(),
             previous: None,
             previous_rows: Vec::new(),
@@ -142,6 +145,23 @@ impl SyncShard {
         check_count(shares, located.len(), self.blocks.list().len())?;
         self.lane_sum.add(node, shares, located);
         Ok(())
+    }
+
+    /// Sets how often evaluations have reduced the learning rate of a step, unless that step is complete. Each
+    /// contribution to a step names it, and the caller passes it here before the contribution.
+    ///
+    /// # Errors
+    /// If another contribution to the step named another number.
+    pub fn set_reductions(&mut self, version: Version, reductions: u32) -> Result<(), Refusal> {
+        if version != self.blocks.position.version {
+            return Ok(());
+        }
+        match self.reductions.replace(reductions) {
+            Some(known) if known != reductions => {
+                Err(Refusal::ConflictingRate { found: reductions, known })
+            }
+            Some(_) | None => Ok(()),
+        }
     }
 
     /// Adds a contribution of lanes to a step, or the blocks of it that [`SyncShard::add_blocks`] has not
@@ -276,6 +296,7 @@ impl SyncShard {
             self.previous = Some(self.blocks.parameters());
         }
         let mean = self.blocks.mean(self.lane_sum.divisor(), norm);
+        self.blocks.reductions = self.reductions.unwrap_or_default();
         let Self { blocks, lane_sum, early, .. } = self;
         let ready = std::iter::from_fn(|| lane_sum.take_ready());
         blocks.apply(mean, ready.inspect(|(index, _)| early.push(*index)));
@@ -305,6 +326,7 @@ impl SyncShard {
         applied.iter_mut().for_each(|applied| applied.count(position.pass, records, checksum));
         position.examples += records;
         position.version = Version(position.version.0 + 1);
+        self.reductions = None;
         if self.lane_sum.begin_next() == PassState::Ended {
             position.pass = Pass(position.pass.0 + 1);
             position.pass_start = position.version;

@@ -8,8 +8,8 @@ use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use steadfast_common::ids::Pass;
-use steadfast_common::job::learning_rate::learning_rate;
-use steadfast_common::job::spec::LearningRateSpec;
+use steadfast_common::job::learning_rate::{learning_rate, reduced};
+use steadfast_common::job::spec::{LearningRateSpec, PlateauSpec};
 use steadfast_common::tensor::layout::{Layout, TableParam};
 use steadfast_common::tensor::row_ids::RowIds;
 use steadfast_common::tensor::table::{Initial, RANGES, Rows, is_expired, range_of};
@@ -100,12 +100,15 @@ const FORGOTTEN_TOGETHER: usize = 1 << 10;
 
 /// How a step or a push changes rows.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct RowUpdate {
+pub(crate) struct RowUpdate<'a> {
     pub mean: Mean,
     /// Number of updates before this one.
     pub updates: u64,
     /// The pass of the records.
     pub pass: Pass,
+    /// How evaluations reduce the learning rate, and how often they have.
+    pub plateau: Option<&'a PlateauSpec>,
+    pub reductions: u32,
 }
 
 /// The tables of the model, and which part of them a slot has.
@@ -448,7 +451,7 @@ impl RangeStore<'_> {
     fn apply(
         &mut self,
         (id, gradient): (u64, &mut [f32]),
-        update: &RowUpdate,
+        update: &RowUpdate<'_>,
         rate: f32,
         before: &mut Rows,
     ) -> Result<(), StorageError> {
@@ -540,11 +543,12 @@ impl Tables {
         &mut self,
         table: usize,
         sum: &mut Rows,
-        update: &RowUpdate,
+        update: &RowUpdate<'_>,
         applied: impl Fn(usize) -> bool,
     ) -> Result<Rows, StorageError> {
         let rules = &self.rows.spaces.rules[table];
         let rate = learning_rate(&rules.learning_rate, update.updates);
+        let rate = reduced(rate, update.plateau, update.reductions);
         let mut before = Rows::new(rules.width);
         let ids = sum.ids().to_vec();
         for (index, row) in sum.iter_mut().enumerate() {

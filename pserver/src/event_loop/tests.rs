@@ -47,7 +47,7 @@ fn share(records: u32) -> LaneShare {
 }
 
 fn lanes(share: LaneShare) -> LanesName {
-    LanesName { version: Version(0), first: Lane(0), shares: [share].into() }
+    LanesName { version: Version(0), first: Lane(0), shares: [share].into(), reductions: 0 }
 }
 
 /// Returns the gradient of a block, which is its number plus one.

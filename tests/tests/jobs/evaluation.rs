@@ -57,6 +57,61 @@ fn the_end_and_the_best_parameters_are_the_same_whatever_fails() {
     assert_eq!(whole["parameters_sha256"], expected["parameters_sha256"]);
 }
 
+/// I10: how far the learning rate is reduced, and so each bit of the parameters, depends neither on the number of
+/// processes nor on who crashes.
+#[test]
+fn a_plateau_reduces_the_learning_rate_in_the_same_steps_whatever_fails() {
+    let scene = Scene::new();
+    let plateau =
+        "reduce_on_plateau = { factor = 0.5, patience = 2, cooldown = 1, min_rate = 1e-4 }";
+    let job = overfitting(plateau).with("passes = 300", "passes = 40");
+    let plain = overfitting("patience = 1000").with("passes = 300", "passes = 40");
+    let plain = Run::to_end(&scene, &plain, "plain", &[]);
+    let expected = Run::to_end(&scene, &job, "alone", &["--trainers", "1", "--pservers", "1"]);
+    assert_ne!(plain["parameters_sha256"], expected["parameters_sha256"], "it was not reduced");
+
+    let mut killed = Run::start_in(&scene, &job, "killed", &["--trainers", "3", "--pservers", "2"]);
+    for (pass, role) in [(8, "trainer"), (14, "pserver"), (20, "master"), (27, "trainer")] {
+        killed.until_pass(pass);
+        killed.kill_one(role);
+    }
+    let found = killed.finish();
+    for key in ["parameters_sha256", "passes", "steps", "best", "loss", "metric"] {
+        assert_eq!(found[key], expected[key], "{key}");
+    }
+}
+
+/// I10: evaluations in the middle of passes end training, and keep the best parameters, at the same step whatever fails.
+#[test]
+fn evaluations_between_passes_decide_the_same_whatever_fails() {
+    let scene = Scene::new();
+    let rules = "every_steps = 70\npatience = 4\nkeep = \"best\"\n\
+                 reduce_on_plateau = { factor = 0.5, patience = 2 }";
+    let job = overfitting(rules);
+    let expected = Run::to_end(&scene, &job, "alone", &["--trainers", "1", "--pservers", "1"]);
+    let (steps, best) = (expected["steps"].as_u64(), expected["best"]["version"].as_u64());
+    let (steps, best) = (steps.unwrap(), best.unwrap());
+    assert_eq!((steps, best % 70), (best + 4 * 70, 0), "{expected}");
+    assert_eq!(kept(&scene.path("alone")), [""; 0]);
+
+    let mut killed = Run::start_in(&scene, &job, "killed", &["--trainers", "3", "--pservers", "2"]);
+    let last = expected["passes"].as_u64().unwrap();
+    for (pass, role) in [(1, "trainer"), (last / 2, "pserver"), (last - 1, "master")] {
+        killed.until_pass(pass);
+        killed.kill_one(role);
+    }
+    let found = killed.finish();
+    for key in ["parameters_sha256", "passes", "steps", "best", "loss", "metric"] {
+        assert_eq!(found[key], expected[key], "{key}");
+    }
+    scene.audited("killed");
+
+    // The parameters are those of a job of as many steps.
+    let until = job.with("passes = 300", &format!("steps = {best}"));
+    let whole = Run::to_end(&scene, &until, "until", &[]);
+    assert_eq!(whole["parameters_sha256"], expected["parameters_sha256"]);
+}
+
 /// Passes between evaluations that do not divide all of them leave out no result.
 #[test]
 fn the_best_parameters_are_evaluated_after_the_last_pass_too() {

@@ -76,6 +76,7 @@ fn a_plain_grpc_client_pulls_and_pushes() {
             version: 0,
             lane: 0,
             shares: vec![LaneShare { records: 1, last: false, checksum: 1, weight: None }],
+            reductions: 0,
         };
         let header = PushHeader {
             rows: 0,
@@ -131,7 +132,7 @@ async fn begin_other_records(address: &str, target: Target, version: u64) {
         loss_sum: 0.5,
         weight: None,
         checksum: 12_345,
-        name: Some(Name::Lanes(LaneContribution { version, lane: 0, shares })),
+        name: Some(Name::Lanes(LaneContribution { version, lane: 0, shares, reductions: 0 })),
     };
     let begun = PushRequest { header: Some(header), blocks: blocks[..1].to_vec() };
     let messages = tokio_stream::iter([begun]).chain(tokio_stream::pending());

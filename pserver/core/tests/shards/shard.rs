@@ -566,6 +566,41 @@ fn a_gradient_is_scaled_down_to_the_global_norm() {
     assert!((moved[0] + 0.6).abs() < 1e-6 && (moved[1] + 0.8).abs() < 1e-6, "{moved:?}");
 }
 
+/// The rate of a step is what all of its contributions say.
+#[test]
+fn a_step_has_the_learning_rate_that_its_contributions_name() {
+    let mut rules = rules(Mode::Sync);
+    rules.optimizer = OptimizerSpec::default();
+    rules.learning_rate.base = 1.0;
+    rules.plateau = Some(toml::from_str("factor = 0.5").unwrap());
+    let layout = Arc::new(Layout::new(vec![ParamSpec::new("w", &[1])]));
+    let rules = Rules { lanes: 2, ..rules };
+    let (snapshot, tables) = initial_values(&layout, vec![vec![0.0]], &rules);
+    let mut shard = SyncShard::restore(layout, snapshot, tables, rules);
+    let part = || Contribution {
+        records: 1,
+        loss_sum: 0.0,
+        checksum: 0,
+        weight: None,
+        blocks: vec![finite(0, &[-8.0])],
+        rows: Vec::new(),
+    };
+    for (version, reductions, expected) in [(0, 0, 8.0), (1, 2, 10.0), (2, 2, 12.0)] {
+        let version = Version(version);
+        for lane in [0, 1] {
+            shard.set_reductions(version, reductions).unwrap();
+            offer(&mut shard, version, lane, part(), LaneEnd::MoreToCome).unwrap();
+        }
+        // Of a step that is complete, nothing depends on the number any more.
+        shard.set_reductions(Version(7), 9).unwrap();
+        shard.finish_step(None).unwrap();
+        assert_eq!(**shard.parameters().values[0], [expected]);
+    }
+    shard.set_reductions(Version(3), 2).unwrap();
+    let error = shard.set_reductions(Version(3), 3).unwrap_err();
+    assert!(error.is_fatal(), "{error}");
+}
+
 /// An averaged tensor takes the mean over all records, whatever the optimizer, the learning rate and the
 /// bounds on the gradient are; it has no part in the gradient's norm.
 #[test]
