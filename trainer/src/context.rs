@@ -20,6 +20,7 @@ use steadfast_common::tensor::finite::are_finite;
 use steadfast_common::tensor::layout::Layout;
 use steadfast_common::tensor::table::{RANGES, RangeDigest};
 use steadfast_coord::backoff;
+use steadfast_host::random;
 use steadfast_host::task::in_place;
 use steadfast_host::time::{Instant, sleep};
 use steadfast_net::traces::TRACE;
@@ -35,6 +36,7 @@ use steadfast_training_client::{
 };
 use tokio::sync::watch;
 use tracing::{info, info_span, warn};
+use uuid::Uuid;
 
 use crate::activity::SharedActivity;
 use crate::course::Evaluations;
@@ -423,7 +425,9 @@ impl Context {
         let best = decided.course.map(|course| course.best);
         let is_best = best.is_some_and(|best| best.version == position.version);
         if rules.keep == Keep::Best && is_best {
-            let name = format!("{}{:012}.safetensors", self.kept_prefix(), position.version.0);
+            // Each attempt writes a file of its own. A late or failed one cannot spoil the file of another trainer.
+            let (prefix, attempt) = (self.kept_prefix(), random::uuid());
+            let name = format!("{prefix}{:012}-{attempt}.safetensors", position.version.0);
             record.model = match self.write_model(&parameters, &[], &name).await {
                 Ok(kept) => Some(kept),
                 Err(TrainError::Store(error)) => {
@@ -492,8 +496,12 @@ impl Context {
     async fn delete_all_kept(&self) {
         let prefix = self.kept_prefix();
         let is_kept = |name: &str| {
-            let version = name.strip_prefix(&prefix).and_then(|it| it.strip_suffix(".safetensors"));
-            version.is_some_and(|it| it.len() == 12 && it.bytes().all(|it| it.is_ascii_digit()))
+            let rest = name.strip_prefix(&prefix).and_then(|it| it.strip_suffix(".safetensors"));
+            let Some((version, attempt)) = rest.and_then(|it| it.split_at_checked(12)) else {
+                return false;
+            };
+            let attempt = attempt.strip_prefix('-').map(Uuid::parse_str);
+            version.bytes().all(|it| it.is_ascii_digit()) && matches!(attempt, Some(Ok(_)))
         };
         match self.store.list().await {
             Ok(objects) => {
