@@ -105,6 +105,9 @@ const CHECKS: &[fn(&[u8])] = &[
         check::<CodeRecord>(json);
     },
     |json| {
+        check::<FixedRecord>(json);
+    },
+    |json| {
         check::<GivenUpRecord>(json);
     },
     |json| {
@@ -171,6 +174,7 @@ fn well_formed() -> Vec<Vec<u8>> {
         json!({ "id": id, "address": address, "admin": address }),
         json!({ "id": id, "address": address, "unix": "u", "admin": address, "memory_of": 4 }),
         json!({ "admin": address, "numerics": "n" }),
+        json!({ "object": "fixed-digits-5a.safetensors", "size_bytes": 80, "sha256": "5a" }),
         json!({
             "generation": 2, "slots": [5, 6], "placement": placement, "checkpoint": "c", "kept": [1],
             "reason": "r",

@@ -28,7 +28,7 @@ mod native {
     #[pymodule_export]
     use super::arrays::category_ids;
     #[pymodule_export]
-    use super::job::{job_file, read_tensors, toml_to_json};
+    use super::job::{job_file, toml_to_json};
     #[pymodule_export]
     use super::node::{Node, Round};
     #[pymodule_export]

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use pyo3::prelude::*;
 use steadfast_common::job::spec::ModelSpec;
 use steadfast_common::records::code::Modules;
 use steadfast_common::tensor::layout::Layout;
@@ -12,6 +13,7 @@ use steadfast_trainer::{
 };
 
 use crate::arrays::Write;
+use crate::error::model_error;
 use crate::request::{Built, Pending, Request};
 
 /// Sends every computation to the Python program.
@@ -137,6 +139,14 @@ impl Model for PythonModel {
 
     fn modules(&self) -> Modules {
         self.built.modules.clone()
+    }
+
+    fn fixed(&self) -> Result<Option<Vec<u8>>, ModelError> {
+        // Not a request: the thread of the program may wait for the file that this becomes a part of.
+        Python::attach(|py| {
+            let file = self.built.model.bind(py).call_method0("fixed");
+            file.and_then(|it| it.extract()).map_err(|error| model_error(py, &error))
+        })
     }
 
     fn begin_generation(&self, validity: Validity) {

@@ -1,5 +1,6 @@
 //! What the trainer asks the Python program to compute.
 
+use pyo3::prelude::*;
 use steadfast_common::job::dataset::Records;
 use steadfast_common::records::code::Modules;
 use steadfast_trainer::own_loop::Reply;
@@ -17,6 +18,8 @@ pub struct Built {
     pub numerics: String,
     pub min_records: u32,
     pub modules: Modules,
+    /// The model itself.
+    pub model: Py<PyAny>,
 }
 
 /// A computation, and where its result goes.

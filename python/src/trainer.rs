@@ -263,8 +263,9 @@ impl Trainer {
         let numerics = identity.call1((&model,))?.extract()?;
         let modules = py.import("steadfast._sources")?.call_method1("modules", (&spec, &model))?;
         let modules = modules.extract()?;
-        *self.model.lock().expect("no holder panics") = Some(model.unbind());
-        Ok(Built { parameters, metric, further, numerics, min_records, modules })
+        let model = model.unbind();
+        *self.model.lock().expect("no holder panics") = Some(model.clone_ref(py));
+        Ok(Built { parameters, metric, further, numerics, min_records, modules, model })
     }
 
     /// Asks the model for the row ids of its tables for a batch of records; returns them in the order of the tables.

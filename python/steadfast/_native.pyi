@@ -94,7 +94,4 @@ def job_file(json: str) -> str:
 def toml_to_json(text: str) -> str:
     """Returns the contents of a TOML file as JSON. Raises BadJobFile."""
 
-def read_tensors(path: str) -> Dict[str, np.ndarray]:
-    """Reads the float32 tensors of a safetensors file. Raises OSError and ValueError."""
-
 def category_ids(column: str, values: Union[Sequence[Any], np.ndarray]) -> np.ndarray: ...

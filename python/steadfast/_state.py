@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
+from ._tensor_file import Raw
 from .errors import InvalidError
 
 __all__ = [
     "Places",
     "buffer_at",
+    "TYPES",
+    "Untrained",
     "buffer_places",
     "check_averaged",
     "check_wrappers",
@@ -18,7 +22,10 @@ __all__ = [
     "move",
     "persistent",
     "set_buffer",
+    "raw",
+    "tensors",
     "trained",
+    "untrained",
 ]
 
 Places = List[Tuple[torch.nn.Module, str]]
@@ -35,15 +42,22 @@ def trained(module: torch.nn.Module) -> Dict[str, torch.nn.Parameter]:
 
 
 def buffer_places(module: torch.nn.Module) -> Dict[str, Places]:
-    """Returns the places of each buffer, by its first name. Layers may share one."""
-    first: Dict[int, str] = {}
-    found: Dict[str, Places] = {}
+    """Returns the places of each buffer, by its first name in the module's state, or else its first name.
+
+    Layers may share one, which may be persistent in some of them only.
+    """
+    state = module.state_dict(keep_vars=True)
+    names: Dict[int, str] = {}
+    places: Dict[int, Places] = {}
     for prefix, layer in module.named_modules():
         for key, buffer in layer._buffers.items():
-            if buffer is not None:
-                name = first.setdefault(id(buffer), f"{prefix}.{key}".lstrip("."))
-                found.setdefault(name, []).append((layer, key))
-    return found
+            if buffer is None:
+                continue
+            name = f"{prefix}.{key}".lstrip(".")
+            if names.setdefault(id(buffer), name) not in state and name in state:
+                names[id(buffer)] = name
+            places.setdefault(id(buffer), []).append((layer, key))
+    return {names[of]: found for of, found in places.items()}
 
 
 def buffer_at(places: Places) -> torch.Tensor:
@@ -74,6 +88,90 @@ def persistent(module: torch.nn.Module, places: Mapping[str, Places]) -> List[st
     """Returns the names of the buffers that belong to the module's state."""
     state = module.state_dict(keep_vars=True)
     return [name for name in places if name in state]
+
+
+TYPES: Dict[torch.dtype, str] = {
+    getattr(torch, name): kind
+    for name, kind in (
+        ("float64", "F64"),
+        ("float32", "F32"),
+        ("float16", "F16"),
+        ("bfloat16", "BF16"),
+        ("float8_e4m3fn", "F8_E4M3"),
+        ("float8_e5m2", "F8_E5M2"),
+        ("int64", "I64"),
+        ("int32", "I32"),
+        ("int16", "I16"),
+        ("int8", "I8"),
+        ("uint64", "U64"),
+        ("uint32", "U32"),
+        ("uint16", "U16"),
+        ("uint8", "U8"),
+        ("bool", "BOOL"),
+    )
+    if hasattr(torch, name)
+}
+"""The types of PyTorch that safetensors files have, with their names there."""
+
+
+class Untrained:
+    """What belongs to a module's state, and is not trained under its own name."""
+
+    def __init__(self) -> None:
+        self.tensors: Dict[str, torch.Tensor] = {}
+        """Parameters that do not require a gradient, and buffers that are not averaged, under their first names."""
+        self.aliases: Dict[str, str] = {}
+        """Further names of tensors, each with the first one, which may be that of a trained parameter."""
+
+
+def untrained(module: torch.nn.Module, given: Mapping[str, torch.Tensor]) -> Untrained:
+    """Returns what belongs to a module's state beside the tensors that are ``given``, which travel.
+
+    Tensors that a ``state_dict`` computes are left out: what they are after training is known to the module alone.
+    """
+    own = {id(it) for it in [*module.parameters(), *module.buffers()]}
+    first = {id(tensor): name for name, tensor in given.items()}
+    found = Untrained()
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if name in given or id(tensor) not in own:
+            continue
+        known = first.setdefault(id(tensor), name)
+        if known != name:
+            found.aliases[name] = known
+        elif tensor.dtype in TYPES and tensor.layout == torch.strided:
+            found.tensors[name] = tensor
+        else:
+            logging.getLogger("steadfast").warning(
+                "`%s` is %s (%s), which no model file has; it is not in the files of the model",
+                name,
+                tensor.dtype,
+                tensor.layout,
+            )
+            del first[id(tensor)]
+    return found
+
+
+def raw(tensor: torch.Tensor) -> Raw:
+    """Returns a tensor as a file has it."""
+    values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return TYPES[tensor.dtype], list(tensor.shape), values
+
+
+def tensors(found: Mapping[str, Raw]) -> Dict[str, torch.Tensor]:
+    """Returns the tensors of a file.
+
+    Raises:
+        InvalidError: This version of PyTorch has no such type.
+    """
+    return {name: _tensor(name, *it) for name, it in found.items()}
+
+
+def _tensor(name: str, kind: str, shape: Sequence[int], values: bytes) -> torch.Tensor:
+    for dtype, known in TYPES.items():
+        if known == kind:
+            whole = torch.frombuffer(bytearray(values), dtype=dtype) if values else torch.empty(0, dtype=dtype)
+            return whole.reshape(list(shape))
+    raise InvalidError(f"the tensor `{name}` is {kind}, which PyTorch {torch.__version__} lacks")
 
 
 def check_wrappers(module: torch.nn.Module) -> None:
@@ -126,15 +224,21 @@ def check_averaged(name: str, buffer: torch.Tensor) -> None:
         )
 
 
-def misfits(expected: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor]) -> List[str]:
-    """Returns in words what is missing, what is too much, and what has another shape; nothing if all fits."""
+def misfits(
+    expected: Mapping[str, torch.Tensor], beside: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor]
+) -> List[str]:
+    """Returns in words what is missing, what is too much, and what has another shape; nothing if all fits.
+
+    What is ``beside`` the expected tensors may be given.
+    """
+    known = {**beside, **expected}
     missing = [name for name in expected if name not in given]
-    extra = [name for name in given if name not in expected]
-    both = (name for name in expected if name in given)
+    extra = [name for name in given if name not in known]
+    both = (name for name in known if name in given)
     shapes = [
-        f"`{name}` has the shape {list(given[name].shape)}, and in the module {list(expected[name].shape)}"
+        f"`{name}` has the shape {list(given[name].shape)}, and in the module {list(known[name].shape)}"
         for name in both
-        if given[name].shape != expected[name].shape
+        if given[name].shape != known[name].shape
     ]
     found = [f"{_listed(missing)} missing"] if missing else []
     found += [f"{_listed(extra)} not trained in this module"] if extra else []

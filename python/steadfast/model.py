@@ -120,6 +120,15 @@ class Model(abc.ABC):
         """
         return batch
 
+    def fixed(self) -> Optional[bytes]:
+        """Returns the tensors that the model has beside its parameters, and that training does not change, as a
+        safetensors file: they become a part of each file of the model. ``None``, as the default, without any.
+
+        The entry ``aliases`` of its metadata, a JSON object, gives parameters and tensors further names. The bytes are
+        the same in all trainers.
+        """
+        return None
+
     @abc.abstractmethod
     def initialize(self, seed: int) -> Mapping[str, np.ndarray]:
         """Returns initial values by name. A parameter that is missing starts at zero."""

@@ -18,8 +18,8 @@ import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
 from weakref import WeakSet
 
-from . import _native
 from ._history import Checkpoint, Evaluation, History, PassEnd
+from ._tensor_file import arrays, read
 from .errors import (
     ConflictError,
     DeniedError,
@@ -261,7 +261,8 @@ class Run:
         return max((it.get("pass", 0) for it in checkpoints if it["latest"]), default=0)
 
     def model(self, framework: Optional[str] = None, *, average: bool = False) -> Dict[str, Any]:
-        """Returns the parameters of the latest checkpoint, or of the finished job, by name.
+        """Returns the parameters of the latest checkpoint, or of the finished job, by name; and what a module has
+        beside them, so that ``net.load_state_dict(run.model())`` finds all names.
 
         :func:`steadfast.torch.load` copies them into a module of PyTorch.
 
@@ -279,12 +280,12 @@ class Run:
         with tempfile.TemporaryDirectory() as directory:
             file = os.path.join(directory, "model.safetensors")
             self._call("checkpoint", "export", "--to", file, *(["--average"] if average else []))
-            arrays: Dict[str, Any] = _native.read_tensors(file)
+            found, _ = read(file)
         if framework == "numpy":
-            return arrays
-        import torch
+            return arrays(found)
+        from ._state import tensors
 
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return dict(tensors(found))
 
     def export(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import json
 import os
 import reprlib
 import warnings
@@ -13,7 +14,7 @@ from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Seq
 import numpy as np
 import torch
 
-from . import _native, devices
+from . import devices
 from ._embedding import Embedding, EmbeddingBag, Tables, column_ids
 from ._groups import Groups, settings_of
 from ._loss import LossCheck, check_reduction, computes, explained
@@ -25,9 +26,13 @@ from ._state import (
     misfits,
     move,
     persistent,
+    raw,
     set_buffer,
+    tensors,
     trained,
+    untrained,
 )
+from ._tensor_file import encode, read
 from .errors import InvalidError
 from .model import Batch, Ranked, Sum, Sums, check_further, records_of
 from .model import Model as _Model
@@ -230,6 +235,7 @@ class Model(_Model):
         self._initial = {
             name: it.detach().to("cpu", torch.float32, copy=True).numpy() for name, it in self._state().items()
         }
+        self._untrained = untrained(module, self._state())
         self._crossing = _Crossing(self.device, self._state()) if self.device.type != "cpu" else None
         # Layers that the user has set to evaluation mode stay so.
         self._modes = {layer: layer.training for layer in module.modules()}
@@ -342,6 +348,15 @@ class Model(_Model):
         if not self.further_metrics:
             return found["loss"], found[self.metric_name]
         return found["loss"], found[self.metric_name], {name: found[name] for name in self.further_metrics}
+
+    def fixed(self) -> Optional[bytes]:
+        found = self._untrained
+        if not found.tensors and not found.aliases:
+            return None
+        # This may run while another thread computes, which replaces buffers.
+        kept = {name: raw(self._as_built.get(name, it)) for name, it in found.tensors.items()}
+        metadata = {"aliases": json.dumps(dict(sorted(found.aliases.items())))} if found.aliases else {}
+        return encode(kept, metadata)
 
     def numerics(self) -> str:
         """Covers also what does not travel: frozen parameters and buffers."""
@@ -617,8 +632,8 @@ def load(
 
     All of it is needed, and nothing else is taken: the parameters that require a gradient, tied ones under their first
     name, and the buffers in the module's state. Parameters that do not require a gradient, and with
-    ``buffers="constant"`` the buffers too, are in no job: they stay as the module was built, so build it as in the
-    job. Rows of embedding tables are not loaded. If something does not fit, the module is as it was.
+    ``buffers="constant"`` the buffers too, are copied if they are there, as they are in model files; else they stay as
+    the module was built. Rows of embedding tables are not loaded. If something does not fit, the module is as it was.
 
     Args:
         module: Has the names and shapes of the one that was trained, and its ``requires_grad``.
@@ -639,29 +654,26 @@ def load(
     kept = {name: buffer_at(places[name]) for name in persistent(module, places)}
     if buffers == "mean":
         expected.update(kept)
-    given = _given(parameters)
-    found = misfits(expected, given)
+    beside = untrained(module, expected)
+    given = {name: it for name, it in _given(parameters).items() if name in expected or name not in beside.aliases}
+    found = misfits(expected, beside.tensors, given)
     if found:
         hint = ""
         if buffers == "mean" and kept and not any(name in given for name in kept):
             hint = ' (pass `buffers="constant"` if the job has no buffers, since training does not change them)'
         raise InvalidError(f"the parameters do not fit the module: {'; '.join(found)}{hint}")
     with torch.no_grad():
-        for name, tensor in expected.items():
-            tensor.copy_(given[name])
+        for name, tensor in {**beside.tensors, **expected}.items():
+            if name in given:
+                tensor.copy_(given[name])
 
 
 def _given(parameters: Union[Mapping[str, Any], str, "os.PathLike[str]"]) -> Dict[str, torch.Tensor]:
     if isinstance(parameters, (str, os.PathLike)):
-        path = os.fspath(parameters)
-        try:
-            parameters = _native.read_tensors(path)
-        except ValueError as error:
-            raise InvalidError(f"{path}: {error}") from None
+        return tensors(read(parameters)[0])
     # A copy of arrays that are read-only, about which PyTorch would warn.
     return {
-        name: it if isinstance(it, torch.Tensor) else torch.from_numpy(np.array(it, np.float32))
-        for name, it in parameters.items()
+        name: it if isinstance(it, torch.Tensor) else torch.from_numpy(np.array(it)) for name, it in parameters.items()
     }
 
 

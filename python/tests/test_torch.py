@@ -16,6 +16,9 @@ torch = pytest.importorskip("torch")
 st = pytest.importorskip("steadfast.torch")
 _loss = pytest.importorskip("steadfast._loss")
 _state = pytest.importorskip("steadfast._state")
+safetensors = pytest.importorskip("safetensors")
+pytest.importorskip("safetensors.torch")
+_tensor_file = pytest.importorskip("steadfast._tensor_file")
 
 KEY = SimpleNamespace(seed=5)
 LOSS = torch.nn.functional.cross_entropy
@@ -741,7 +744,8 @@ def test_parameters_that_do_not_fit_a_module_are_named_and_leave_it_as_it_was():
     refused("`output.bias` is missing$", lambda it: it.pop("output.bias"))
     refused("`norm.running_var` is missing$", lambda it: it.pop("norm.running_var"))
     refused("`head.bias` is not trained in this module", lambda it: it.update({"head.bias": np.zeros(2)}))
-    refused("`frozen.bias` is not trained", lambda it: it.update({"frozen.bias": np.zeros(6)}))
+    frozen = r"`frozen.bias` has the shape \[2\]"
+    refused(frozen, lambda it: it.update({"frozen.bias": np.zeros(2)}))
     shape = r"`output.weight` has the shape \[10, 6\], and in the module \[2, 6\]"
     refused(shape, lambda it: it.update({"output.weight": np.zeros((10, 6), np.float32)}))
 
@@ -751,7 +755,6 @@ def test_parameters_that_do_not_fit_a_module_are_named_and_leave_it_as_it_was():
 
     refused("`first.weight`, .* and 3 more|2 more are missing.*`module.first.weight`", prefixed)
     refused('norm.num_batches_tracked` are missing .pass `buffers="constant"`', without_buffers)
-    refused("`norm.running_mean`, .* are not trained in this module", lambda it: None, buffers="constant")
     refused('`buffers` is "max"', lambda it: None, buffers="max")
     without_buffers(given)
     st.load(net, given, buffers="constant")
@@ -778,9 +781,115 @@ def test_a_model_file_is_loaded_by_its_path(tmp_path):
         assert net.weight.flatten().tolist() == weight.tolist() and net.bias.tolist() == [1, 1]
     with pytest.raises(OSError):
         st.load(net, tmp_path / "missing")
-    file.write_bytes(file.read_bytes().replace(b"F32", b"I32"))
-    with pytest.raises(steadfast.InvalidError, match="model.safetensors: "):
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(steadfast.InvalidError, match="model.safetensors is not a safetensors file: it lacks values of"):
         st.load(net, file)
+
+
+class Shared(torch.nn.Module):
+    """Buffers that one or both of two layers have in their state, and others that training does not change."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(6, 6), torch.nn.Linear(6, 2)
+        scale, steps = torch.full((6,), 2.0), torch.tensor([1, 2**40])
+        self.first.register_buffer("scale", scale, persistent=False)
+        self.second.register_buffer("scale", scale)
+        self.first.register_buffer("steps", steps)
+        self.second.register_buffer("steps", steps)
+        self.register_buffer("mask", torch.full((2, 2), float("-inf")).triu(1))
+        self.register_buffer("allowed", torch.tensor([True, False]))
+        self.register_buffer("scratch", torch.zeros(3), persistent=False)
+        self.frozen = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16), requires_grad=False)
+        self.first.weight = torch.nn.Parameter(torch.ones(6, 6))
+        self.third = self.second
+
+    def forward(self, features):
+        return self.second(self.first(features) * self.second.scale)
+
+
+def fixed(model, directory):
+    """The tensors and the further names that a model has beside its parameters."""
+    file = directory / "fixed.safetensors"
+    file.write_bytes(model.fixed())
+    with safetensors.safe_open(file, "pt") as found:
+        tensors = {name: found.get_tensor(name) for name in found.keys()}
+        return tensors, json.loads((found.metadata() or {}).get("aliases", "{}"))
+
+
+@pytest.mark.parametrize("module", [lambda: Mixed(3.0), Shared])
+def test_files_of_the_model_have_every_name_of_its_state(tmp_path, module):
+    """What training does not change, and further names of what it does, stand beside the parameters."""
+    net = module()
+    built = {name: it.clone() for name, it in net.state_dict().items()}
+    model = st.Model(net, LOSS, buffers="constant")
+    tensors, aliases = fixed(model, tmp_path)
+    whole = {**tensors, **{name: torch.tensor(it) for name, it in model.initialize(1).items()}}
+    whole.update({name: whole[first] for name, first in aliases.items()})
+    twin = module()
+    twin.load_state_dict(whole, strict=True)
+    for name, it in twin.state_dict().items():
+        assert it.dtype == built[name].dtype and torch.equal(it, built[name]), name
+        assert whole[name].dtype == built[name].dtype, name
+    assert set(tensors).isdisjoint(model.parameters())
+    assert fixed(st.Model(module(), LOSS, buffers="constant"), tmp_path)[1] == aliases
+
+
+def test_a_model_whose_state_is_trained_has_nothing_beside_its_parameters():
+    assert st.Model(torch.nn.Linear(6, 2), LOSS).fixed() is None
+    assert st.Model(normalized(), LOSS, buffers="mean").fixed() is None
+
+
+def test_a_buffer_that_a_computation_changes_is_beside_the_parameters_as_it_was_built(tmp_path):
+    class Counts(torch.nn.Linear):
+        def __init__(self):
+            super().__init__(6, 2)
+            self.register_buffer("calls", torch.tensor(7))
+
+        def forward(self, features):
+            self.calls = self.calls.clone()
+            return super().forward(features)
+
+    model = st.Model(Counts(), LOSS, buffers="constant")
+    model.gradient(read_only(model), batch(4), KEY)
+    assert fixed(model, tmp_path)[0]["calls"] == 7
+
+
+def test_a_buffer_of_the_state_of_any_layer_is_not_lost_silently():
+    """A buffer that only the second of its layers has in its state belongs to the state."""
+    with pytest.raises(steadfast.InvalidError, match="the buffer `second.scale` is part of the module's state"):
+        net = Shared()
+        del net.first._buffers["steps"], net.second._buffers["steps"], net.mask, net.allowed
+        st.Model(net, LOSS)
+
+
+def test_what_stands_beside_the_parameters_is_loaded_if_it_is_given(tmp_path):
+    model = st.Model(Mixed(3.0), LOSS, buffers="constant")
+    tensors, aliases = fixed(model, tmp_path)
+    whole = {**tensors, **{name: torch.tensor(it) for name, it in model.initialize(1).items()}}
+    whole.update({name: whole[first] for name, first in aliases.items()})
+    for buffers in ("mean", "constant"):
+        net = Mixed(1.0)
+        st.load(net, whole, buffers=buffers)
+        assert all((it == 3).all() for it in net.parameters())
+        assert (net.norm.running_mean == 3).all() and net.tied.weight is net.first.weight
+
+
+def test_a_file_of_tensors_is_that_of_the_library(tmp_path):
+    named = {"b": torch.tensor([1.5, -0.0]), "a é": torch.tensor([[1], [2**40]]), "empty": torch.zeros(0, 3)}
+    named["half"] = torch.tensor([1.5, 3.0], dtype=torch.bfloat16)
+    file = tmp_path / "a.safetensors"
+    file.write_bytes(_tensor_file.encode({name: _state.raw(it) for name, it in named.items()}, {"k": "v"}))
+    for found in (safetensors.torch.load_file(file), _state.tensors(_tensor_file.read(file)[0])):
+        assert set(found) == set(named)
+        assert all(torch.equal(it, named[name]) and it.dtype == named[name].dtype for name, it in found.items())
+    arrays = _tensor_file.arrays(_tensor_file.read(file)[0])
+    assert arrays["half"].tolist() == [1.5, 3.0] and arrays["a é"].dtype == np.int64
+    assert _tensor_file.read(file)[1] == {"k": "v"}
+    for content in (b"", b"abc", b"\xff" * 8 + b"{}", b"PK\x03\x04 a file of torch.save"):
+        file.write_bytes(content)
+        with pytest.raises(steadfast.InvalidError, match="is not a safetensors file"):
+            _tensor_file.read(file)
 
 
 def test_a_parameter_without_a_gradient_counts_as_zero():

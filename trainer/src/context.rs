@@ -1,13 +1,14 @@
 //! The shared state of a running trainer.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures::future::try_join_all;
 use steadfast_checkpoint::{
-    EncodeError, ModelFile, StartError, TableFile, TableFileError, encode_model, table_file_name,
+    EncodeError, ModelFile, StartError, TableFile, TableFileError, describe_fixed, encode_model,
+    table_file_name,
 };
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Lane, Pass, TaskId, Version};
@@ -64,6 +65,8 @@ pub struct Context {
     pub evaluations: Evaluations,
     /// Held-out tasks that the master gave up. The mutex guards only this set.
     pub held_out_given_up: Mutex<BTreeSet<TaskId>>,
+    /// The tensors that the model has beside its parameters, once they were asked for.
+    pub fixed: OnceLock<Option<Arc<Vec<u8>>>>,
 }
 
 /// Counts the pushes in flight.
@@ -209,10 +212,16 @@ impl Context {
     }
 
     async fn initial_values(&self) -> Result<Vec<f32>, TrainError> {
+        let fixed = in_place(|| self.model.fixed())?.map(Bytes::from);
+        if let Some(fixed) = &fixed {
+            self.record_fixed(fixed).await?;
+        }
         let mut parameters = Parameters::zeros(self.layout().clone());
         in_place(|| self.model.initialize(self.spec().seed, &mut parameters))?;
         let (job, mut pauses) = (self.session.job(), None);
-        while let Err(error) = start::overwrite(job, self.layout(), parameters.values_mut()).await {
+        while let Err(error) =
+            start::overwrite(job, self.layout(), parameters.values_mut(), fixed.as_deref()).await
+        {
             if error.kind() != ErrorKind::Unavailable {
                 return Err(error.into());
             }
@@ -220,6 +229,22 @@ impl Context {
             sleep(pauses.get_or_insert_with(backoff).next().unwrap_or_default()).await;
         }
         Ok(parameters.into_values())
+    }
+
+    /// Writes the tensors that the model has beside its parameters into the store, once in the life of a job: before the
+    /// first checkpoint, so that each one can be exported without the program of the model.
+    async fn record_fixed(&self, fixed: &Bytes) -> Result<(), TrainError> {
+        let mut pauses = None;
+        let record = in_place(|| describe_fixed(&self.spec().name, fixed));
+        let place = self.store.child(&record.object)?;
+        while let Err(error) = place.write(fixed.clone()).await {
+            if error.kind() == steadfast_store::ErrorKind::Permanent {
+                return Err(error.into());
+            }
+            warn!(%error, "cannot write the tensors that training does not change; retrying");
+            sleep(pauses.get_or_insert_with(backoff).next().unwrap_or_default()).await;
+        }
+        Ok(self.session.record_fixed(&record).await.map_err(ClientError::from)?)
     }
 
     /// Returns the distinct ids of each table in a batch, for a gradient with `key` or an evaluation.
@@ -267,6 +292,18 @@ impl Context {
         let rows = pulled.expect("without a version, none is past").rows;
         let own = ids.iter().zip(&rows).map(|(ids, rows)| ids.rows_of(rows));
         Ok(parameters.clone().with_tables(own.collect()))
+    }
+
+    /// Returns the tensors that the model has beside its parameters.
+    ///
+    /// # Errors
+    /// An error of the model's code.
+    pub fn fixed(&self) -> Result<Option<Arc<Vec<u8>>>, ModelError> {
+        if let Some(known) = self.fixed.get() {
+            return Ok(known.clone());
+        }
+        let fixed = in_place(|| self.model.fixed())?.map(Arc::new);
+        Ok(self.fixed.get_or_init(|| fixed).clone())
     }
 
     /// Returns the parameters that are evaluated: in a job with `average` the averages of those at `version`, or in
@@ -526,7 +563,8 @@ impl Context {
         let spec = self.spec();
         let about =
             ModelFile { job: &spec.name, model: &spec.model.kind, parameters_sha256: &sha256 };
-        let bytes = encode_model(self.layout(), values, about)?;
+        let fixed = in_place(|| self.model.fixed())?;
+        let bytes = encode_model(self.layout(), values, about, fixed.as_deref())?;
         let file_sha256 = dataset::sha256(&bytes);
         place.write(bytes).await?;
         info!(model = place.url(), sha256, "model saved");

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use steadfast_checkpoint::{ModelFile, encode_model};
 use steadfast_common::error::ErrorKind;
-use steadfast_common::job::spec::{JobSpec, Mode};
+use steadfast_common::job::spec::Mode;
 use steadfast_common::records::position::Position;
 use steadfast_process::Failure;
 use steadfast_store::StoreError;
@@ -51,9 +51,14 @@ impl Current {
         self.set(Stage::Training(Arc::clone(context), generation.clone()));
     }
 
-    pub(crate) fn finish(&self, spec: &JobSpec, trained: &TrainedModel) {
+    pub(crate) fn finish(
+        &self,
+        context: &Context,
+        trained: &TrainedModel,
+    ) -> Result<(), TrainError> {
         let TrainedModel { parameters, position } = trained;
-        self.set(Stage::Trained(Snapshot::new(spec, parameters.clone(), *position)));
+        self.set(Stage::Trained(Snapshot::new(context, parameters.clone(), *position)?));
+        Ok(())
     }
 
     /// Notes that the trainer leaves the job. Parameters that were trained to the end stay available.
@@ -93,7 +98,7 @@ impl Current {
             Mode::Async => pservers.pull(values).await,
         };
         match pulled {
-            Ok(pulled) => Ok(Snapshot::new(spec, parameters, pulled.position)),
+            Ok(pulled) => Ok(Snapshot::new(&context, parameters, pulled.position)?),
             Err(ClientError::NewGeneration | ClientError::Coord(_)) => Err(Failure::unavailable(
                 "the job begins another generation: ask again with the next work",
             )),
@@ -112,12 +117,21 @@ pub struct Snapshot {
     /// The position of the job; in asynchronous mode, of the slot that is least advanced.
     pub position: Position,
     job: String,
-    model: String,
+    kind: String,
+    /// The tensors that the model has beside its parameters. The model itself would keep a loop of one's own waiting for
+    /// work.
+    fixed: Option<Arc<Vec<u8>>>,
 }
 
 impl Snapshot {
-    fn new(spec: &JobSpec, parameters: Parameters, position: Position) -> Self {
-        Self { parameters, position, job: spec.name.clone(), model: spec.model.kind.clone() }
+    fn new(
+        context: &Context,
+        parameters: Parameters,
+        position: Position,
+    ) -> Result<Self, TrainError> {
+        let (spec, fixed) = (context.spec(), context.fixed()?);
+        let (job, kind) = (spec.name.clone(), spec.model.kind.clone());
+        Ok(Self { parameters, position, job, kind, fixed })
     }
 
     /// Writes the parameters as a model file (safetensors), whole or not at all, and replaces an earlier one. Returns
@@ -137,8 +151,9 @@ impl Snapshot {
             )));
         }
         let sha256 = layout.digest(self.parameters.values(), &[]);
-        let about = ModelFile { job: &self.job, model: &self.model, parameters_sha256: &sha256 };
-        let file = encode_model(layout, self.parameters.values(), about);
+        let about = ModelFile { job: &self.job, model: &self.kind, parameters_sha256: &sha256 };
+        let fixed = self.fixed.as_ref().map(|fixed| fixed.as_slice());
+        let file = encode_model(layout, self.parameters.values(), about, fixed);
         let file = file.map_err(|error| Failure::invalid(error.to_string()))?;
         let failed = |error: StoreError| {
             let kind = match error.kind() {

@@ -451,6 +451,10 @@ impl Model for InLoop {
         self.model.further_metrics()
     }
 
+    fn fixed(&self) -> Result<Option<Vec<u8>>, ModelError> {
+        self.model.fixed()
+    }
+
     fn numerics(&self) -> String {
         self.model.numerics()
     }

@@ -1,7 +1,7 @@
 //! The lifecycle of a trainer: register, train through all generations, leave.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use clap::Parser;
@@ -244,7 +244,7 @@ async fn train_with(
             Ending::Left => return Ok(()),
         },
     };
-    context.current.finish(context.spec(), &trained);
+    context.current.finish(context, &trained)?;
     context.finish(generation, &trained).await
 }
 
@@ -328,6 +328,7 @@ impl Program<'_> {
             pushing: Pushing::default(),
             evaluations,
             held_out_given_up: Mutex::default(),
+            fixed: OnceLock::new(),
         })
     }
 }

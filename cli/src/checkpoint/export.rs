@@ -7,15 +7,15 @@ use bytes::Bytes;
 use clap::Args;
 use futures::future::join_all;
 use steadfast_checkpoint::{
-    CheckpointError, Contents, ModelFile, OptimizerFile, Wanted, WriteTablesError, contents,
-    encode_model, encode_optimizer, table_file_name, write_tables,
+    CheckpointError, Contents, FixedError, ModelFile, OptimizerFile, Wanted, WriteTablesError,
+    contents, encode_model, encode_optimizer, read_fixed, table_file_name, write_tables,
 };
 use steadfast_common::error::ErrorKind;
 use steadfast_common::job::average::AVERAGE;
 use steadfast_common::job::dataset::sha256;
 use steadfast_common::job::optimizer_errors::name_of;
 use steadfast_common::job::spec::Keep;
-use steadfast_common::records::{Best, EvaluationRecord, KeptModel, MODEL};
+use steadfast_common::records::{Best, EvaluationRecord, FixedRecord, KeptModel, MODEL};
 use steadfast_process::{Failure, print_line};
 use steadfast_store::{Created, Location, ObjectWriter, StoreError};
 
@@ -123,7 +123,8 @@ pub async fn run(args: ExportArgs) -> Result<ExitCode, Failure> {
     }
     let (name, model) = (&record.spec.name, &record.spec.model.kind);
     let about = ModelFile { job: name, model, parameters_sha256: &sha256 };
-    let bytes = encode_model(&layout, &values, about)
+    let fixed = fixed_of(&job, &store).await?;
+    let bytes = encode_model(&layout, &values, about, fixed.as_deref())
         .map_err(|error| Failure::invalid(format!("checkpoint {id}: {error}")))?;
     let state = optimizer.filter(|_| of_optimizer.is_some()).map(|state| {
         let kind = name_of(record.spec.optimizer.kind);
@@ -168,6 +169,23 @@ pub async fn run(args: ExportArgs) -> Result<ExitCode, Failure> {
     notice(format_args!("steadfast: wrote checkpoint {id} (step {step}) to {target}"));
     print_line(sha256);
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the tensors that the model has beside its parameters. If they are lost, the parameters are exported without
+/// them: they cannot be had elsewhere.
+async fn fixed_of(job: &Job, store: &Location) -> Result<Option<Bytes>, Failure> {
+    let record: Option<FixedRecord> = job.etcd.get_json(&job.keys.fixed()).await?;
+    let Some(record) = record else { return Ok(None) };
+    match read_fixed(store, &record).await {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error @ (FixedError::Missing { .. } | FixedError::Damaged { .. })) => {
+            notice(format_args!(
+                "steadfast: the file lacks the tensors that training does not change: {error}"
+            ));
+            Ok(None)
+        }
+        Err(FixedError::Store(error)) => Err(store_failure(error)),
+    }
 }
 
 /// Returns the best evaluation of a job that has ended, with its parameters, which no checkpoint may hold any more.

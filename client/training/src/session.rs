@@ -9,9 +9,9 @@ use steadfast_common::ids::{Incarnation, TrainerId};
 use steadfast_common::job::spec::OptimizerSpec;
 use steadfast_common::records::code::Modules;
 use steadfast_common::records::keys::Keys;
-use steadfast_common::records::{JobRecord, TrainerRecord};
+use steadfast_common::records::{FixedRecord, JobRecord, TrainerRecord};
 use steadfast_common::tensor::layout::{Layout, ParamSpec, invalid_tables};
-use steadfast_coord::{self as coord, CoordError, Etcd, wait_for_job};
+use steadfast_coord::{self as coord, CoordError, Etcd, Op, Unchanged, wait_for_job};
 use steadfast_host::time::sleep;
 use steadfast_net::TlsIdentity;
 use tracing::info;
@@ -201,6 +201,26 @@ impl Session {
                     sleep(pause.unwrap_or_default()).await;
                 }
                 read => return read,
+            }
+        }
+    }
+
+    /// Records the object with the tensors that the model has beside its parameters. The fingerprint covers their
+    /// values, so all trainers record the same one.
+    ///
+    /// # Errors
+    /// If etcd fails.
+    pub async fn record_fixed(&self, record: &FixedRecord) -> Result<(), CoordError> {
+        let key = self.keys.fixed();
+        loop {
+            let known = self.etcd.get(&key).await?;
+            if known.as_ref().is_some_and(|it| it.value == json(record)) {
+                return Ok(());
+            }
+            let mod_revision = known.map_or(0, |it| it.mod_revision);
+            let unchanged = [Unchanged { key: key.clone(), mod_revision }];
+            if self.etcd.put_if(&Op::put(&key, record), &unchanged).await?.is_some() {
+                return Ok(());
             }
         }
     }

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+pub(crate) use safetensors::tensor::Dtype;
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 use steadfast_common::tensor::finite::are_finite_bytes;
@@ -24,17 +25,11 @@ pub enum EncodeError {
     /// A value is not finite; training cannot recover from such values.
     #[error("a value of `{tensor}` is not finite; a lower learning rate or clipping may help")]
     NotFinite { tensor: String },
+    /// The tensors that the model has beside its parameters are not those of a model.
+    #[error("the tensors beside the parameters cannot be written: {reason}")]
+    Fixed { reason: String },
     #[error("the header of {bytes} bytes is longer than readers accept; use fewer parameters")]
     HeaderTooLarge { bytes: usize },
-}
-
-/// The type of a tensor's values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "UPPERCASE")]
-pub(crate) enum Dtype {
-    F32,
-    U32,
-    U64,
 }
 
 /// One tensor.
@@ -81,6 +76,26 @@ impl<B: AsRef<[u8]>> Serialize for Header<'_, B> {
 /// # Errors
 /// See [`EncodeError`].
 pub(crate) fn encode<B: AsRef<[u8]>>(
+    tensors: Vec<Tensor<B>>,
+    metadata: &BTreeMap<&'static str, String>,
+) -> Result<(Vec<u8>, Vec<B>), EncodeError> {
+    tensors.iter().try_for_each(check_finite)?;
+    encode_any(tensors, metadata)
+}
+
+/// Returns an error if a value is not finite.
+pub(crate) fn check_finite<B: AsRef<[u8]>>(tensor: &Tensor<B>) -> Result<(), EncodeError> {
+    match tensor.dtype != Dtype::F32 || are_finite_bytes(tensor.bytes.as_ref()) {
+        true => Ok(()),
+        false => Err(EncodeError::NotFinite { tensor: tensor.name.clone() }),
+    }
+}
+
+/// Encodes tensors with any values: see [`encode`].
+///
+/// # Errors
+/// See [`EncodeError`].
+pub(crate) fn encode_any<B: AsRef<[u8]>>(
     mut tensors: Vec<Tensor<B>>,
     metadata: &BTreeMap<&'static str, String>,
 ) -> Result<(Vec<u8>, Vec<B>), EncodeError> {
@@ -90,10 +105,6 @@ pub(crate) fn encode<B: AsRef<[u8]>>(
     }
     if tensors.iter().any(|tensor| tensor.name == METADATA) {
         return Err(EncodeError::Reserved);
-    }
-    let is_finite = |it: &Tensor<B>| it.dtype != Dtype::F32 || are_finite_bytes(it.bytes.as_ref());
-    if let Some(tensor) = tensors.iter().find(|tensor| !is_finite(tensor)) {
-        return Err(EncodeError::NotFinite { tensor: tensor.name.clone() });
     }
     let header = Header { metadata, tensors: &tensors };
     let mut header = serde_json::to_vec(&header).expect("names and numbers can be serialized");
@@ -109,13 +120,13 @@ pub(crate) fn encode<B: AsRef<[u8]>>(
 mod tests {
     use std::collections::HashMap;
 
-    use safetensors::tensor::{Dtype as LibraryDtype, TensorView};
+    use safetensors::tensor::TensorView;
 
     use super::*;
 
     fn tensor(name: &str, shape: &[usize], values: &[f32]) -> Tensor<Vec<u8>> {
         let bytes = bytemuck::cast_slice(values).to_vec();
-        Tensor { name: name.to_owned(), dtype: super::Dtype::F32, shape: shape.to_vec(), bytes }
+        Tensor { name: name.to_owned(), dtype: Dtype::F32, shape: shape.to_vec(), bytes }
     }
 
     fn tensors() -> Vec<Tensor<Vec<u8>>> {
@@ -143,7 +154,7 @@ mod tests {
         let (header, data) = encode(tensors(), &one).unwrap();
         let tensors = tensors();
         let views = tensors.iter().map(|it| {
-            (&it.name, TensorView::new(LibraryDtype::F32, it.shape.clone(), &it.bytes).unwrap())
+            (&it.name, TensorView::new(Dtype::F32, it.shape.clone(), &it.bytes).unwrap())
         });
         let metadata = HashMap::from([("one".to_owned(), "entry".to_owned())]);
         let written = [header, data.concat()].concat();

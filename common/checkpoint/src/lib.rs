@@ -5,6 +5,7 @@ mod applied;
 mod decode;
 mod encode;
 mod error;
+mod fixed_file;
 mod model_file;
 mod names;
 mod optimizer_file;
@@ -22,6 +23,7 @@ pub use applied::applied_by_slot;
 pub use decode::{RowFileDecoder, ShardDecoder};
 pub use encode::EncodeError;
 pub use error::CheckpointError;
+pub use fixed_file::{FixedError, describe_fixed, read_fixed};
 pub use model_file::{ModelFile, encode_model};
 pub use names::{BlockNames, tensor_name};
 pub use optimizer_file::{OptimizerFile, OptimizerState, encode_optimizer};
@@ -30,7 +32,7 @@ pub use reading::{Checkpoint, digest, is_in_place};
 pub use shard_file::{
     BlockTensors, FileMeta, ReadBlock, ShardFile, ShardMeta, TensorFile, encode_shard,
 };
-pub use start_file::{StartError, describe_start, read_start, start_shapes};
+pub use start_file::{StartError, check_fixed, describe_start, read_start, start_shapes};
 pub use table_file::{TableFile, table_file_name};
 pub use verify::{
     AppliedToBlocks, Contents, Verified, Wanted, WriteTablesError, contents, verify, write_tables,

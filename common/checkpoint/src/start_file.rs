@@ -15,6 +15,7 @@ use steadfast_host::task::in_place;
 use steadfast_store::{Location, StoreError};
 
 use crate::encode::{HEADER_BYTES_MAX, WORD};
+use crate::fixed_file::compare;
 
 /// A file from which no parameter can start.
 #[derive(Debug, thiserror::Error)]
@@ -45,6 +46,12 @@ pub enum StartError {
     Unfit(String),
     #[error("`start.file`: {0}")]
     Store(StoreError),
+    #[error(
+        "training does not change {names}, which the file of `start` has with other values than the code builds: load them \
+         in the function that builds the model, or let them require a gradient (parameters, which a group with `frozen` \
+         keeps as they are in the file) or be averaged (`buffers=\"mean\"`)"
+    )]
+    Fixed { names: String },
 }
 
 impl StartError {
@@ -60,6 +67,7 @@ impl StartError {
             | Self::NotFinite { .. }
             | Self::Changed { .. }
             | Self::Unfit(_)
+            | Self::Fixed { .. }
             | Self::Store(_) => ErrorKind::Invalid,
         }
     }
@@ -177,6 +185,35 @@ fn decode(
     }
     Ok(())
 }
+
+/// Checks that the tensors that training does not change are as in the file, if that has them: they stay as the code builds
+/// them, so other values there would be ignored. Returns the tensors of the file that the model does not have.
+///
+/// # Errors
+/// If some differ, or the file cannot be read.
+pub async fn check_fixed(
+    file: &Location,
+    plan: &StartPlan,
+    fixed: &[u8],
+) -> Result<Vec<String>, StartError> {
+    let bytes = file.read().await?;
+    let bad = |reason: String| StartError::Format { url: file.url().to_owned(), reason };
+    let names = in_place(|| {
+        let tensors = SafeTensors::deserialize(&bytes).map_err(|error| error.to_string())?;
+        compare(fixed, &tensors, &plan.unused)
+    });
+    let (names, unknown) = names.map_err(bad)?;
+    if names.is_empty() {
+        return Ok(unknown);
+    }
+    let more = names.len().saturating_sub(SHOWN);
+    let more = if more == 0 { String::new() } else { format!(", and {more} more") };
+    let shown: Vec<String> = names.iter().take(SHOWN).map(|it| format!("`{it}`")).collect();
+    Err(StartError::Fixed { names: format!("{}{more}", shown.join(", ")) })
+}
+
+/// Number of names in a message.
+const SHOWN: usize = 8;
 
 /// Returns an integer as a float; one that floats do not have is no number.
 fn exact(value: i64) -> f32 {
@@ -308,6 +345,26 @@ mod tests {
         scene.file.write(whole.slice(..whole.len() - 1)).await.unwrap();
         let error = scene.started().await.unwrap_err();
         assert!(matches!(error, StartError::Format { .. }), "{error}");
+    }
+
+    /// A frozen layer that the code has not loaded would stay random, whatever the file has.
+    #[tokio::test]
+    async fn a_fixed_tensor_that_the_file_has_otherwise_is_an_error() {
+        let scene = Scene::new();
+        let encoded = |value: f32| {
+            let bytes = value.to_le_bytes();
+            let tensor = TensorView::new(Dtype::F32, vec![1], &bytes).unwrap();
+            serialize([("body", tensor)], None).unwrap()
+        };
+        scene.file.write(encoded(1.0).into()).await.unwrap();
+        let plan = StartPlan { tensors: Vec::new(), unused: vec!["body".to_owned()] };
+        let none: [String; 0] = [];
+        assert_eq!(check_fixed(&scene.file, &plan, &encoded(1.0)).await.unwrap(), none);
+        let error = check_fixed(&scene.file, &plan, &encoded(2.0)).await.unwrap_err();
+        assert!(error.to_string().starts_with("training does not change `body`, which"), "{error}");
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+        let other = StartPlan { unused: vec!["tail".to_owned()], ..plan };
+        assert_eq!(check_fixed(&scene.file, &other, &encoded(2.0)).await.unwrap(), ["tail"]);
     }
 
     /// A job that begins anew from another file would end with other bits.

@@ -1,9 +1,11 @@
 //! Tests of the format with small checkpoints, valid, damaged and malicious.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use safetensors::SafeTensors;
+use safetensors::tensor::{Dtype as SafeDtype, TensorView};
 use steadfast_common::ids::{Generation, Incarnation, Pass, Slot, Version};
 use steadfast_common::records::applied_records::AppliedRecords;
 use steadfast_common::records::position::Position;
@@ -465,8 +467,8 @@ fn a_model_file_has_every_parameter_with_name_and_shape_and_names_its_job() {
     let layout = Scene::new().layout;
     let values = values(&layout);
     let about = ModelFile { job: "digits", model: "softmax", parameters_sha256: "5a" };
-    let bytes = encode_model(&layout, &values, about).unwrap();
-    assert_eq!(bytes, encode_model(&layout, &values, about).unwrap());
+    let bytes = encode_model(&layout, &values, about, None).unwrap();
+    assert_eq!(bytes, encode_model(&layout, &values, about, None).unwrap());
     let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
     let metadata = header.metadata().clone().unwrap();
     let entries = [("job", "digits"), ("model", "softmax"), ("parameters_sha256", "5a")];
@@ -480,6 +482,56 @@ fn a_model_file_has_every_parameter_with_name_and_shape_and_names_its_job() {
             values[layout.range_of(index)].iter().flat_map(|it| it.to_le_bytes()).collect();
         assert_eq!(tensor.data(), expected);
     }
+}
+
+/// Other programs find every name of a module in the file: frozen parameters, constant buffers, tied tensors.
+#[tokio::test]
+async fn a_model_file_has_what_training_does_not_change_under_every_name() {
+    let layout = Scene::new().layout;
+    let (values, name) = (values(&layout), layout.params()[0].name.clone());
+    let about = ModelFile { job: "digits", model: "softmax", parameters_sha256: "5a" };
+    let encoded = |aliases: &str, frozen: &str| {
+        let masks = [f32::NEG_INFINITY, 1.0].map(f32::to_le_bytes).concat();
+        let steps = [1i64, 1 << 40].map(i64::to_le_bytes).concat();
+        let tensors = [
+            (frozen, TensorView::new(SafeDtype::F32, vec![2], &masks).unwrap()),
+            ("steps", TensorView::new(SafeDtype::I64, vec![2, 1], &steps).unwrap()),
+        ];
+        let metadata = HashMap::from([("aliases".to_owned(), aliases.to_owned())]);
+        let fixed = safetensors::serialize(tensors, Some(metadata)).unwrap();
+        encode_model(&layout, &values, about, Some(&fixed)).map(|file| (file, fixed))
+    };
+    let aliases = format!("{{\"steps too\": \"steps\", \"tied\": \"{name}\"}}");
+    let (bytes, fixed) = encoded(&aliases, "mask").unwrap();
+    let model = SafeTensors::deserialize(&bytes).unwrap();
+    assert_eq!(model.len(), layout.params().len() + 4);
+    for (other, first) in [("tied", &name[..]), ("steps too", "steps")] {
+        assert_eq!(model.tensor(other).unwrap(), model.tensor(first).unwrap());
+    }
+    assert_eq!(model.tensor("steps").unwrap().dtype(), SafeDtype::I64);
+    let without = encode_model(&layout, &values, about, None).unwrap();
+    let plain = SafeTensors::deserialize(&without).unwrap();
+    assert_eq!(model.tensor(&name).unwrap(), plain.tensor(&name).unwrap());
+    assert_eq!(
+        encoded("{\"too\": \"nowhere\"}", "mask").unwrap_err(),
+        EncodeError::Fixed {
+            reason: "`too` is another name of `nowhere`, which does not exist".to_owned()
+        }
+    );
+    assert!(matches!(encoded("[]", "mask"), Err(EncodeError::Fixed { .. })));
+    assert_eq!(encoded("{}", &name).unwrap_err(), EncodeError::SameName { name: name.clone() });
+
+    let store = TempDir::new().unwrap();
+    let store = steadfast_store::open(store.path().to_str().unwrap()).unwrap();
+    let record = describe_fixed("digits", &fixed);
+    let missing = read_fixed(&store, &record).await.unwrap_err();
+    assert!(matches!(missing, FixedError::Missing { .. }), "{missing}");
+    let place = store.child(&record.object).unwrap();
+    place.write(fixed.clone().into()).await.unwrap();
+    assert_eq!(read_fixed(&store, &record).await.unwrap(), fixed);
+    place.write(fixed[1..].to_vec().into()).await.unwrap();
+    let damaged = read_fixed(&store, &record).await.unwrap_err();
+    assert!(matches!(damaged, FixedError::Damaged { .. }), "{damaged}");
 }
 
 /// F34

@@ -48,6 +48,11 @@ impl Keys {
         format!("{}/code", self.root)
     }
 
+    /// Returns the key of the tensors that the model has beside its parameters.
+    pub fn fixed(&self) -> String {
+        format!("{}/fixed", self.root)
+    }
+
     /// Returns the key that the acting master holds; its create-revision fences the writes of the master.
     pub fn master_lock(&self) -> String {
         format!("{}/master/lock", self.root)

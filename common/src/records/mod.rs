@@ -83,6 +83,16 @@ pub struct StartRecord {
     pub sha256: String,
 }
 
+/// `fixed`: the object with the tensors that the model has beside its parameters, and that training does not change.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FixedRecord {
+    /// Name of the object in the job's store, a safetensors file.
+    pub object: String,
+    pub size_bytes: u64,
+    /// SHA-256 of the object, in hexadecimal.
+    pub sha256: String,
+}
+
 impl Serialize for JobRecord {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         Self::serialize(self, serializer)

@@ -107,6 +107,16 @@ pub trait Model: Send + Sync {
         Modules::new()
     }
 
+    /// Returns the tensors that the model has beside its parameters, and that training does not change, as a safetensors
+    /// file: they become a part of each file of the model. The entry `aliases` of its metadata, a JSON object, gives
+    /// parameters and tensors further names. The bytes are the same in all trainers. The default is none.
+    ///
+    /// # Errors
+    /// If the model cannot tell.
+    fn fixed(&self) -> Result<Option<Vec<u8>>, ModelError> {
+        Ok(None)
+    }
+
     /// Notes that the trainer joins a generation; the argument tells whether gradients still count in it. For models
     /// that pass this on: the trainer itself drops gradients that do not count.
     fn begin_generation(&self, _validity: Validity) {}
