@@ -317,7 +317,7 @@ async fn initialize(
     codec: Codec,
 ) -> Pservers {
     let master = Master::new(cluster.clone(), id);
-    let values = || ready(Ok::<_, ClientError>(vec![0.0; layout.len()]));
+    let values = || ready(Ok::<_, ClientError>(vec![0.0; layout.len()].into()));
     let deadline = session.deadline();
     let pservers = Pservers::new(cluster, pserver_set, layout.clone(), codec, deadline);
     let generation = GenerationClient::new(master, pservers.expect("addresses"));

@@ -74,7 +74,8 @@ fn well_formed() -> Vec<Vec<u8>> {
     let norms = v1::NormsReply { ready: true, blocks: vec![1, 2, 300], squares: vec![0.5, 1.0] };
     let params =
         vec![v1::Param { name: "w".to_owned(), shape: vec![3, 4], ..v1::Param::default() }];
-    let init = v1::InitHeader { target, attempt: 1, params };
+    let states = vec!["m".to_owned()];
+    let init = v1::InitHeader { target, attempt: 1, params, states };
     let data = [("a".to_owned(), vec![1, 2].into()), ("b:1".to_owned(), vec![].into())];
     let synchronized =
         v1::SynchronizeReply { success: true, data: data.into(), ..Default::default() };

@@ -3,10 +3,12 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use steadfast_checkpoint::StartError;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::job::dataset::Manifest;
 use steadfast_common::job::elastic::{AnyJobRecord, ElasticJobRecord, ElasticSpec};
 use steadfast_common::job::job_file::{self, JobFile};
+use steadfast_common::job::optimizer_errors::name_of;
 use steadfast_common::job::spec::JobSpec;
 use steadfast_common::records::keys::Keys;
 use steadfast_common::records::{JobRecord, StartRecord};
@@ -250,8 +252,17 @@ async fn describe_start(request: &JobRequest) -> Result<Option<StartRecord>, Fai
     let file = steadfast_data::resolve(&start.file, request.base.as_deref());
     let file = steadfast_store::open(&file)
         .map_err(|error| Failure::invalid(format!("`start.file`: {error}")))?;
-    let record = steadfast_checkpoint::describe_start(&file).await;
-    record.map(Some).map_err(|error| Failure::new(error.kind(), error.to_string()))
+    let failed = |error: StartError| Failure::new(error.kind(), error.to_string());
+    let mut record = steadfast_checkpoint::describe_start(&file).await.map_err(failed)?;
+    if !start.optimizer.is_empty() {
+        let file = steadfast_data::resolve(&start.optimizer, request.base.as_deref());
+        let file = steadfast_store::open(&file)
+            .map_err(|error| Failure::invalid(format!("`start.optimizer`: {error}")))?;
+        let kind = name_of(request.spec.optimizer.kind);
+        let described = steadfast_checkpoint::describe_start_optimizer(&file, &kind).await;
+        record.optimizer = Some(described.map_err(failed)?);
+    }
+    Ok(Some(record))
 }
 
 pub(crate) fn data_failure(error: DataError) -> Failure {

@@ -11,7 +11,7 @@ use steadfast_common::tensor::layout::Layout;
 use steadfast_common::tensor::row_ids::RowIds;
 use steadfast_common::tensor::table::Rows;
 use steadfast_proto::{PullAnswer, PullValues, VersionMatch};
-use steadfast_pserver_core::block_store::{Parameters, ShardSnapshot};
+use steadfast_pserver_core::block_store::{InitialStates, Parameters, ShardSnapshot};
 use steadfast_pserver_core::contribution::{Contributed, Contribution, Refusal, ValidatedBlock};
 use steadfast_pserver_core::sync_shard::EarlyBlock;
 use steadfast_pserver_core::tables::{Obsolete, TablesSnapshot};
@@ -87,6 +87,7 @@ pub struct InitialValues {
     pub layout: Arc<Layout>,
     /// One vector for each of the slot's blocks, in order.
     pub values: Vec<Vec<f32>>,
+    pub states: InitialStates,
 }
 
 /// The reply to a push.

@@ -336,11 +336,14 @@ impl EventLoop {
                 return Err(EventError::InUse);
             }
         }
-        let InitialValues { layout, values } = first;
+        let InitialValues { layout, values, states } = first;
         let placement = Placement::of(&layout, &self.tx.borrow().placement);
         check_initial_values(&layout, placement.blocks_of(self.slot), &values)?;
         let first = ShardSnapshot::initial(&layout, &placement, self.slot, values, &self.rules);
-        let (snapshot, tables) = first.map_err(Refusal::from)?;
+        let (mut snapshot, tables) = first.map_err(Refusal::from)?;
+        if !states.names.is_empty() {
+            snapshot.begin_with(states, &self.rules.optimizer)?;
+        }
         let shard = Shard::restore(layout, snapshot, tables, self.rules.clone());
         self.stage = Stage::Ready { shard, init_attempt: attempt, saved: Arc::default() };
         Ok(self.publish()?)

@@ -355,7 +355,7 @@ async fn join(
     let job = wait_for_job(etcd, keys).await?;
     let store = steadfast_store::open(&job.store)
         .map_err(|error| Failure::new(ErrorKind::Invalid, error.to_string()))?;
-    let rules = Rules { stores, ..Rules::new(&job.spec) };
+    let rules = Rules { stores, updates_before: job.updates_before(), ..Rules::new(&job.spec) };
     let shards = ShardStore::new(store, job, rules.clone());
     let (session, (slot, incarnation)) = loop {
         let session = Session::open_with_retry(etcd, args.lease_ttl).await?;

@@ -17,6 +17,7 @@ use steadfast_proto::v1::{
     InitReply, InitRequest, NormsReply, NormsRequest, Param, SnapshotReply, SnapshotRequest,
     TableRowCount, TableUsageReply, TableUsageRequest, Target, snapshot_reply,
 };
+use steadfast_pserver_core::block_store::InitialStates;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::event::{Event, EventError, InitialValues, SlotSnapshot, SnapshotAnswer};
@@ -27,6 +28,9 @@ use crate::slot_lease::SlotLease;
 
 /// Longest time that a call may wait for a version.
 pub(crate) const WAIT_MAX: Duration = Duration::from_secs(30);
+
+/// Maximum number of vectors that the optimizer of a job starts from.
+const STATES_MAX: usize = 16;
 
 /// Maximum number of parameters in a model.
 const PARAMS_MAX: usize = 1 << 20;
@@ -93,7 +97,15 @@ impl Pserver for Service {
         let numbers = placement.blocks_of(self.event_loop.slot);
         let mut values: Vec<(u32, Vec<f32>)> =
             numbers.iter().map(|number| (*number, Vec::new())).collect();
-        let mut blocks = first.blocks;
+        let names = header.states;
+        if STATES_MAX < names.len() {
+            return Err(invalid(format!(
+                "{} vectors exceed the maximum of {STATES_MAX}",
+                names.len()
+            )));
+        }
+        let mut states = InitialStates { names, ..InitialStates::default() };
+        let (mut blocks, mut of_blocks) = (first.blocks, first.states);
         loop {
             for block in blocks {
                 let place = values.binary_search_by_key(&block.block, |(number, _)| *number);
@@ -102,13 +114,20 @@ impl Pserver for Service {
                 })?;
                 values[place].1 = values_of(&block.data);
             }
+            for block in of_blocks {
+                if numbers.binary_search(&block.block).is_err() {
+                    let number = block.block;
+                    return Err(invalid(format!("block {number} does not belong to this slot")));
+                }
+                states.blocks.insert(block.block, values_of(&block.data));
+            }
             match messages.message().await? {
-                Some(message) => blocks = message.blocks,
+                Some(message) => (blocks, of_blocks) = (message.blocks, message.states),
                 None => break,
             }
         }
         let values = values.into_iter().map(|(_, values)| values).collect();
-        let first = InitialValues { layout, values };
+        let first = InitialValues { layout, values, states };
         let attempt = header.attempt;
         self.event_loop
             .call(|reply| Event::Init { generation, attempt, first, reply })

@@ -73,7 +73,7 @@ class Job:
         steps: Steps; synchronous jobs only.
         seed: Seed of every random choice.
         start: A safetensors file that the parameters start from: its path or URL, or the section with ``file``,
-            ``names`` and ``new``.
+            ``names``, ``new`` and ``optimizer``.
         optimizer: The section, or a :class:`Rule`.
         average: A moving average of the parameters: ``decay``, ``start_step``, ``every_steps``.
         tables: Settings of embedding tables, by the name of the table.
@@ -152,7 +152,8 @@ class Job:
         if "model" in keys:
             keys["model"] = _with_absolute(keys["model"], "script", file.parent)
         if isinstance(keys.get("start"), dict):
-            keys["start"] = _with_absolute(keys["start"], "file", file.parent)
+            for key in ("file", "optimizer"):
+                keys["start"] = _with_absolute(keys["start"], key, file.parent)
         job = cls.__new__(cls)
         job._set(keys.get("name", ""), keys, file.parent)
         return job
@@ -187,7 +188,8 @@ def _with_absolute(section: Section, key: str, directory: Optional[pathlib.Path]
 def _start(given: Union[str, "os.PathLike[str]", Section, None]) -> Optional[Dict[str, Any]]:
     if given is None:
         return None
-    return _with_absolute(given if isinstance(given, Mapping) else {"file": given}, "file")
+    section = given if isinstance(given, Mapping) else {"file": given}
+    return _with_absolute(_with_absolute(section, "file"), "optimizer")
 
 
 def _with_sources(section: Optional[Section]) -> Optional[Dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import inspect
+import json
 import os
 import pathlib
 import pickle
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 import steadfast
 from conftest import EXAMPLES, kill, until, until_step
+from steadfast import _native
 
 DIGITS = dict(
     source="../data/digits.parquet",
@@ -82,6 +84,18 @@ def test_a_job_file_and_arguments_describe_the_same_job(monkeypatch):
     assert str(EXAMPLES.parent / "data" / "digits.parquet") in read.to_toml()
     assert softmax("same") == softmax("same")
     assert softmax("same") != softmax("same", seed=1)
+
+
+def test_the_files_that_a_job_starts_from_are_found_from_its_directory(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    start = dict(file="model.safetensors", optimizer="state.safetensors")
+    job = softmax("tuned", optimizer=dict(kind="adam"), start=start)
+    expected = {key: str(tmp_path / name) for key, name in start.items()}
+    assert json.loads(_native.toml_to_json(job.to_toml()))["start"] == expected
+    (tmp_path / "tuned").mkdir()
+    relative = job.to_toml().replace(str(tmp_path / "model"), "../model").replace(str(tmp_path / "state"), "../state")
+    (tmp_path / "tuned" / "job.toml").write_text(relative)
+    assert steadfast.Job.from_file("tuned/job.toml") == job
 
 
 def test_a_run_shows_status_curves_and_model(tmp_path):

@@ -32,8 +32,8 @@ use steadfast_trainer_core::{
     Validity,
 };
 use steadfast_training_client::{
-    ClientError, FailedTask, FailureCause, FailureDecision, GenerationClient, SavedModel,
-    SaverElection, Session,
+    ClientError, FailedTask, FailureCause, FailureDecision, GenerationClient, InitialValues,
+    SavedModel, SaverElection, Session,
 };
 use tokio::sync::watch;
 use tracing::{info, info_span, warn};
@@ -211,7 +211,7 @@ impl Context {
         Ok(generation)
     }
 
-    async fn initial_values(&self) -> Result<Vec<f32>, TrainError> {
+    async fn initial_values(&self) -> Result<InitialValues, TrainError> {
         let fixed = in_place(|| self.model.fixed())?.map(Bytes::from);
         if let Some(fixed) = &fixed {
             self.record_fixed(fixed).await?;
@@ -219,16 +219,18 @@ impl Context {
         let mut parameters = Parameters::zeros(self.layout().clone());
         in_place(|| self.model.initialize(self.spec().seed, &mut parameters))?;
         let (job, mut pauses) = (self.session.job(), None);
-        while let Err(error) =
-            start::overwrite(job, self.layout(), parameters.values_mut(), fixed.as_deref()).await
-        {
-            if error.kind() != ErrorKind::Unavailable {
-                return Err(error.into());
+        let state = loop {
+            let (values, fixed) = (parameters.values_mut(), fixed.as_deref());
+            match start::overwrite(job, self.layout(), values, fixed).await {
+                Ok(state) => break state,
+                Err(error) if error.kind() == ErrorKind::Unavailable => {
+                    warn!(%error, "cannot read the values to start from; retrying");
+                    sleep(pauses.get_or_insert_with(backoff).next().unwrap_or_default()).await;
+                }
+                Err(error) => return Err(error.into()),
             }
-            warn!(%error, "cannot read the values to start from; retrying");
-            sleep(pauses.get_or_insert_with(backoff).next().unwrap_or_default()).await;
-        }
-        Ok(parameters.into_values())
+        };
+        Ok(InitialValues { values: parameters.into_values(), state })
     }
 
     /// Writes the tensors that the model has beside its parameters into the store, once in the life of a job: before the

@@ -126,7 +126,8 @@ pub async fn run(args: ExportArgs) -> Result<ExitCode, Failure> {
     let fixed = fixed_of(&job, &store).await?;
     let bytes = encode_model(&layout, &values, about, fixed.as_deref())
         .map_err(|error| Failure::invalid(format!("checkpoint {id}: {error}")))?;
-    let state = optimizer.filter(|_| of_optimizer.is_some()).map(|state| {
+    let state = optimizer.filter(|_| of_optimizer.is_some()).map(|mut state| {
+        state.updates += record.updates_before();
         let kind = name_of(record.spec.optimizer.kind);
         let about = OptimizerFile { job: name, optimizer: &kind, parameters_sha256: &sha256 };
         encode_optimizer(&layout, &state, about)

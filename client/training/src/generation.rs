@@ -1,6 +1,5 @@
 //! One generation, as a trainer takes part in it.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -16,7 +15,7 @@ use steadfast_proto::v1::fail_task_request::Cause;
 use tracing::info;
 
 use crate::master::ADVANCE_WAIT;
-use crate::{ClientError, HeldTasks, LaneFollower, Master, Pservers, SaverElection};
+use crate::{ClientError, HeldTasks, InitialValues, LaneFollower, Master, Pservers, SaverElection};
 
 /// Longest time between two looks at the record of the initializer.
 const INIT_WAIT: Duration = Duration::from_millis(500);
@@ -92,7 +91,7 @@ impl GenerationClient {
     /// The error of `values`, a rejection, another generation, or the end of the job.
     pub async fn initialize<E: From<ClientError>, V>(&self, values: impl Fn() -> V) -> Result<(), E>
     where
-        V: Future<Output = Result<Vec<f32>, E>>,
+        V: Future<Output = Result<InitialValues, E>>,
     {
         let cluster = &self.pservers.cluster;
         while !cluster.is_initialized(self.number()) {
@@ -103,7 +102,7 @@ impl GenerationClient {
                 Answer::Initialize => {
                     let attempt = reply.attempt;
                     info!(attempt, "initializes the parameters");
-                    self.pservers.init(attempt, Arc::new(values().await?)).await?;
+                    self.pservers.init(attempt, values().await?).await?;
                     let request = v1::FinishInitRequest { caller: self.caller(), attempt };
                     self.master.finish_init(request).await?;
                 }

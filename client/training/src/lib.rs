@@ -61,7 +61,7 @@
 //!
 //! async fn train(session: &Session) -> Result<(), ClientError> {
 //!     let generation = session.join_generation().await?;
-//!     let zeros = async || Ok::<_, ClientError>(vec![0.0; session.layout().len()]);
+//!     let zeros = async || Ok::<_, ClientError>(vec![0.0; session.layout().len()].into());
 //!     generation.initialize(zeros).await?;
 //!     let pservers = generation.pservers();
 //!     let mut parameters = vec![0.0; session.layout().len()];
@@ -123,7 +123,7 @@ pub use generation::{FailedTask, FailureCause, FailureDecision, GenerationClient
 pub use held_tasks::{HeldTasks, NextTask, TaskOutcome};
 pub use lanes::{Assignment, LaneFollower};
 pub use master::Master;
-pub use pservers::{Gradient, Pservers, Pulled};
+pub use pservers::{Gradient, InitialState, InitialValues, Pservers, Pulled};
 pub use rows::PulledRows;
 pub use saver::{SavedModel, SaverElection};
 pub use session::{Identity, RegisterError, Registration, Session};

@@ -15,7 +15,7 @@ use steadfast_common::records::position::Position;
 use steadfast_common::role::Role;
 use steadfast_common::tensor::byte_segments::shared_bytes;
 use steadfast_common::tensor::compression::Codec;
-use steadfast_common::tensor::layout::Layout;
+use steadfast_common::tensor::layout::{Block, Layout};
 use steadfast_common::tensor::placement::Placement;
 use steadfast_common::tensor::table::{RANGES, Rows};
 use steadfast_coord::{CoordError, Deadline, backoff};
@@ -62,6 +62,30 @@ pub(crate) struct SlotClient {
     blocks: Vec<u32>,
     /// The ranges of each table that the slot holds.
     pub ranges: Range<u32>,
+}
+
+/// What training begins with.
+#[derive(Clone, Debug, Default)]
+pub struct InitialValues {
+    /// The values of all parameters, flat.
+    pub values: Vec<f32>,
+    pub state: InitialState,
+}
+
+impl From<Vec<f32>> for InitialValues {
+    /// Takes the values of all parameters, whose optimizer begins anew.
+    fn from(values: Vec<f32>) -> Self {
+        Self { values, state: InitialState::default() }
+    }
+}
+
+/// The state of the optimizer that parameters begin with, where it does not begin anew.
+#[derive(Clone, Debug, Default)]
+pub struct InitialState {
+    /// The vectors by name, each with a value for each value of the parameters.
+    pub vectors: BTreeMap<String, Vec<f32>>,
+    /// Whether each parameter begins with it.
+    pub params: Vec<bool>,
 }
 
 /// The sum of the gradients of some records; empty without records.
@@ -129,19 +153,28 @@ impl Pservers {
         self.generation
     }
 
-    /// Sets the initial value of every block.
+    /// Sets the initial value of every block, and the state of the optimizer that it begins with.
     ///
     /// # Errors
     /// A rejection, another generation, or the end of the job.
-    pub async fn init(&self, attempt: u64, values: Arc<Vec<f32>>) -> Result<(), ClientError> {
-        let bytes = shared_bytes(values);
+    pub async fn init(&self, attempt: u64, first: InitialValues) -> Result<(), ClientError> {
+        let bytes = shared_bytes(Arc::new(first.values));
+        let states: Vec<String> = first.state.vectors.keys().cloned().collect();
         let params: Vec<Param> = self.layout.params().iter().map(Param::from).collect();
         let sent = self.slots.iter().map(async |slot| {
             let target = Some(slot.target);
-            let mut header = Some(InitHeader { target, attempt, params: params.clone() });
+            let (params, states) = (params.clone(), states.clone());
+            let mut header = Some(InitHeader { target, attempt, params, states });
             let chunks = self.chunks(slot, &bytes).into_iter();
-            let messages: Vec<InitRequest> =
-                chunks.map(|blocks| InitRequest { header: header.take(), blocks }).collect();
+            let values = chunks.map(|blocks| InitRequest {
+                header: header.take(),
+                blocks,
+                ..InitRequest::default()
+            });
+            let mut messages: Vec<InitRequest> = values.collect();
+            let of_blocks = self.state_chunks(slot, &first.state).into_iter();
+            messages
+                .extend(of_blocks.map(|states| InitRequest { states, ..InitRequest::default() }));
             let mut retries = self.retries();
             loop {
                 let mut client = PserverClient::new(slot.channel.clone());
@@ -364,6 +397,20 @@ impl Pservers {
             BlockData { block: *number, data }
         });
         in_chunks(blocks)
+    }
+
+    /// Returns the state that the blocks of a slot begin with: of each the vectors in the order of their names.
+    fn state_chunks(&self, slot: &SlotClient, state: &InitialState) -> Vec<Vec<BlockData>> {
+        if state.vectors.is_empty() {
+            return Vec::new();
+        }
+        let has_state = |block: &Block| state.params.get(block.param as usize) == Some(&true);
+        let blocks =
+            slot.blocks.iter().map(|number| (*number, self.layout.blocks()[*number as usize]));
+        in_chunks(blocks.filter(|(_, block)| has_state(block)).map(|(number, block)| {
+            let values = state.vectors.values().flat_map(|it| &it[block.range()]);
+            BlockData { block: number, data: values.flat_map(|it| it.to_le_bytes()).collect() }
+        }))
     }
 
     /// Creates the retry state of one call, which is repeated until it succeeds or the generation ends.

@@ -20,7 +20,8 @@ use steadfast_coord::{Etcd, EtcdOptions};
 use steadfast_etcd::{Config, Server};
 use steadfast_net::TlsIdentity;
 use steadfast_training_client::{
-    ClientError, ContributionName, Gradient, Identity, RegisterError, Registration, Session,
+    ClientError, ContributionName, Gradient, Identity, InitialValues, RegisterError, Registration,
+    Session,
 };
 use tempfile::TempDir;
 use tokio::time::timeout;
@@ -112,7 +113,7 @@ async fn a_session_on_one_thread_follows_generations() {
     let generation = session.join_generation().await.unwrap();
     assert_eq!(generation.number(), Generation(1));
     let never =
-        || -> Ready<Result<Vec<f32>, ClientError>> { panic!("a checkpoint has the values") };
+        || -> Ready<Result<InitialValues, ClientError>> { panic!("a checkpoint has the values") };
     generation.initialize(never).await.unwrap();
 
     let (pass, task, version) = (Pass(0), TaskId(0), Version(0));

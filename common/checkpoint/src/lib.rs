@@ -32,7 +32,10 @@ pub use reading::{Checkpoint, digest, is_in_place};
 pub use shard_file::{
     BlockTensors, FileMeta, ReadBlock, ShardFile, ShardMeta, TensorFile, encode_shard,
 };
-pub use start_file::{StartError, check_fixed, describe_start, read_start, start_shapes};
+pub use start_file::{
+    StartError, check_fixed, describe_start, describe_start_optimizer, read_start,
+    read_start_optimizer, start_shapes,
+};
 pub use table_file::{TableFile, table_file_name};
 pub use verify::{
     AppliedToBlocks, Contents, Verified, Wanted, WriteTablesError, contents, verify, write_tables,

@@ -1,5 +1,7 @@
 //! Reads initial values of parameters from a safetensors file of any program.
 
+use std::collections::BTreeMap;
+
 use bytemuck::AnyBitPattern;
 use futures::TryStreamExt;
 use half::{bf16, f16};
@@ -9,7 +11,7 @@ use sha2::{Digest, Sha256};
 use steadfast_common::error::ErrorKind;
 use steadfast_common::job::dataset::{hex, sha256};
 use steadfast_common::job::start::{Shapes, StartPlan};
-use steadfast_common::records::StartRecord;
+use steadfast_common::records::{StartOptimizer, StartRecord, UPDATES_BEFORE_MAX};
 use steadfast_common::tensor::layout::Layout;
 use steadfast_host::task::in_place;
 use steadfast_store::{Location, StoreError};
@@ -52,6 +54,18 @@ pub enum StartError {
          keeps as they are in the file) or be averaged (`buffers=\"mean\"`)"
     )]
     Fixed { names: String },
+    #[error("{}", .0.to_string().replacen("`start.file`", "`start.optimizer`", 1))]
+    Optimizer(Box<StartError>),
+    #[error(
+        "`start.optimizer`: {url} has no state of an optimizer; `steadfast checkpoint export --optimizer` and \
+         `steadfast.torch.save_optimizer_state` write one"
+    )]
+    NoState { url: String },
+    #[error(
+        "`start.optimizer`: {url} has the state of `{found}`, and the optimizer of the job is `{wanted}`; set \
+         `optimizer.kind`, or leave out `start.optimizer`"
+    )]
+    OtherKind { url: String, found: String, wanted: String },
 }
 
 impl StartError {
@@ -61,6 +75,7 @@ impl StartError {
             Self::Store(error) if error.kind() == steadfast_store::ErrorKind::Transient => {
                 ErrorKind::Unavailable
             }
+            Self::Optimizer(error) => error.kind(),
             Self::Missing { .. }
             | Self::Format { .. }
             | Self::Dtype { .. }
@@ -68,6 +83,8 @@ impl StartError {
             | Self::Changed { .. }
             | Self::Unfit(_)
             | Self::Fixed { .. }
+            | Self::NoState { .. }
+            | Self::OtherKind { .. }
             | Self::Store(_) => ErrorKind::Invalid,
         }
     }
@@ -93,7 +110,34 @@ pub async fn describe_start(file: &Location) -> Result<StartRecord, StartError> 
     while let Some(chunk) = chunks.try_next().await? {
         in_place(|| hash.update(&chunk));
     }
-    Ok(StartRecord { url: file.url().to_owned(), size_bytes, sha256: hex(&hash.finalize()) })
+    let (url, sha256) = (file.url().to_owned(), hex(&hash.finalize()));
+    Ok(StartRecord { url, size_bytes, sha256, optimizer: None })
+}
+
+/// Computes the record of a file with the state of an optimizer of this kind.
+///
+/// # Errors
+/// If it is none, or is that of another kind.
+pub async fn describe_start_optimizer(
+    file: &Location,
+    kind: &str,
+) -> Result<StartOptimizer, StartError> {
+    let of_optimizer = |error| StartError::Optimizer(Box::new(error));
+    let header = header(file).await.map_err(of_optimizer)?;
+    let entry = |key: &str| header.metadata().as_ref().and_then(|it| it.get(key));
+    let updates = entry("updates").and_then(|it| it.parse().ok());
+    let updates = updates.filter(|it| *it <= UPDATES_BEFORE_MAX);
+    let found = entry("optimizer");
+    let (Some(found), Some(updates)) = (found, updates) else {
+        return Err(StartError::NoState { url: file.url().to_owned() });
+    };
+    if found != kind {
+        let (url, found, wanted) = (file.url().to_owned(), found.clone(), kind.to_owned());
+        return Err(StartError::OtherKind { url, found, wanted });
+    }
+    let StartRecord { url, size_bytes, sha256, .. } =
+        describe_start(file).await.map_err(of_optimizer)?;
+    Ok(StartOptimizer { url, size_bytes, sha256, updates })
 }
 
 /// Reads the shapes of a file's tensors; of its values, nothing is read.
@@ -101,6 +145,12 @@ pub async fn describe_start(file: &Location) -> Result<StartRecord, StartError> 
 /// # Errors
 /// If the file does not exist, is no safetensors file, or cannot be read.
 pub async fn start_shapes(file: &Location) -> Result<Shapes, StartError> {
+    let header = header(file).await?;
+    let tensors = header.tensors().into_iter();
+    Ok(tensors.map(|(name, info)| (name, info.shape.clone())).collect())
+}
+
+async fn header(file: &Location) -> Result<Metadata, StartError> {
     let bad = |reason: String| StartError::Format { url: file.url().to_owned(), reason };
     let size = size(file).await?;
     let word = match file.read_range(0..size.min(WORD as u64)).await?.first_chunk::<WORD>() {
@@ -118,8 +168,37 @@ pub async fn start_shapes(file: &Location) -> Result<Shapes, StartError> {
     if size != whole {
         return Err(bad(format!("it has {size} bytes, and its header describes {whole}")));
     }
-    let tensors = header.tensors().into_iter();
-    Ok(tensors.map(|(name, info)| (name, info.shape.clone())).collect())
+    Ok(header)
+}
+
+/// Reads the state of the optimizer that parameters begin with, by the names of its vectors: flat, as the values of
+/// `layout`. The whole file is in memory meanwhile.
+///
+/// # Errors
+/// If the file cannot be read, is not the one of `record`, does not fit the parameters, or has values that no state can
+/// have.
+///
+/// # Panics
+/// If `plan` is not of this layout.
+pub async fn read_start_optimizer(
+    record: &StartOptimizer,
+    plan: &StartPlan,
+    layout: &Layout,
+) -> Result<BTreeMap<String, Vec<f32>>, StartError> {
+    let of_optimizer = |error| StartError::Optimizer(Box::new(error));
+    let file = steadfast_store::open(&record.url).map_err(|it| of_optimizer(it.into()))?;
+    let shapes = start_shapes(&file).await.map_err(of_optimizer)?;
+    let plans = plan.states(layout.params(), &shapes).map_err(StartError::Unfit)?;
+    let StartOptimizer { url, size_bytes, sha256, .. } = record.clone();
+    let record = StartRecord { url, size_bytes, sha256, optimizer: None };
+    let mut vectors = BTreeMap::new();
+    for (name, plan) in plans {
+        let mut values = vec![0.0; layout.len()];
+        let read = read_start(&file, &record, &plan, layout, &mut values).await;
+        read.map_err(of_optimizer)?;
+        vectors.insert(name, values);
+    }
+    Ok(vectors)
 }
 
 /// Overwrites the parameters of `layout` that start from the file; others keep their values. The whole file is in memory
@@ -272,8 +351,7 @@ mod tests {
         /// Returns the values of a model whose parameter `w` starts from the file, and `v` does not.
         async fn start(&self, record: &StartRecord) -> Result<Vec<f32>, StartError> {
             let parameters = vec![ParamSpec::new("v", &[1]), ParamSpec::new("w", &[3])];
-            let spec =
-                StartSpec { file: String::new(), names: [].into(), new: vec!["v".to_owned()] };
+            let spec = StartSpec { new: vec!["v".to_owned()], ..StartSpec::default() };
             let plan = spec.plan(&parameters, &start_shapes(&self.file).await?).unwrap();
             let layout = Layout::new(parameters);
             let mut values = vec![7.0; layout.len()];
@@ -345,6 +423,60 @@ mod tests {
         scene.file.write(whole.slice(..whole.len() - 1)).await.unwrap();
         let error = scene.started().await.unwrap_err();
         assert!(matches!(error, StartError::Format { .. }), "{error}");
+    }
+
+    /// Where the state of an optimizer comes from is checked before the job exists, and what it holds when it begins.
+    #[tokio::test]
+    async fn the_state_of_an_optimizer_is_that_of_its_kind_and_of_all_updated_parameters() {
+        let scene = Scene::new();
+        let write = async |tensors: &[(&str, &[f32])], metadata: &[(&str, &str)]| {
+            let views = tensors.iter().map(|(name, values)| {
+                let bytes = bytemuck::cast_slice(values);
+                (*name, TensorView::new(Dtype::F32, vec![values.len()], bytes).unwrap())
+            });
+            let entries = metadata.iter().map(|(key, it)| ((*key).to_owned(), (*it).to_owned()));
+            let file = serialize(views, Some(entries.collect())).unwrap();
+            scene.file.write(file.into()).await.unwrap();
+        };
+        let about = [("optimizer", "adam"), ("updates", "12")];
+        let whole: &[(&str, &[f32])] = &[("m/w", &[1.0, 2.0]), ("v/w", &[3.0, 4.0])];
+        write(whole, &about).await;
+        let record = describe_start_optimizer(&scene.file, "adam").await.unwrap();
+        assert_eq!(record.updates, 12);
+        let other = describe_start_optimizer(&scene.file, "sgd").await.unwrap_err().to_string();
+        assert!(other.ends_with(
+            "has the state of `adam`, and the optimizer of the job is `sgd`; set `optimizer.kind`, or leave out \
+             `start.optimizer`"
+        ));
+        let frozen = ParamSpec {
+            update: steadfast_common::tensor::layout::UpdateRule::Frozen,
+            ..ParamSpec::new("frozen", &[1])
+        };
+        let params = vec![ParamSpec::new("new", &[3]), ParamSpec::new("w", &[2]), frozen];
+        let layout = Layout::new(params);
+        let tensors = [None, Some("w"), Some("frozen")].map(|it| it.map(str::to_owned)).to_vec();
+        let plan = StartPlan { tensors, unused: Vec::new() };
+        let read = read_start_optimizer(&record, &plan, &layout).await.unwrap();
+        let expected =
+            [("m", [0.0, 0.0, 0.0, 1.0, 2.0, 0.0]), ("v", [0.0, 0.0, 0.0, 3.0, 4.0, 0.0])];
+        assert_eq!(read, expected.map(|(name, it)| (name.to_owned(), it.to_vec())).into());
+        let unfit = async |tensors: &[(&str, &[f32])]| {
+            write(tensors, &about).await;
+            let record = describe_start_optimizer(&scene.file, "adam").await.unwrap();
+            read_start_optimizer(&record, &plan, &layout).await.unwrap_err().to_string()
+        };
+        let shape = unfit(&[("m/w", &[1.0])]).await;
+        assert_eq!(shape, "`m/w` in the file of `start.optimizer` is [1], not [2]");
+        write(&[("m/w", &[1.0, 2.5]), ("v/w", &[3.0, 4.0])], &about).await;
+        let changed = read_start_optimizer(&record, &plan, &layout).await.unwrap_err().to_string();
+        assert!(changed.contains("has changed since the job was created"), "{changed}");
+        write(whole, &about[..1]).await;
+        let none = describe_start_optimizer(&scene.file, "adam").await.unwrap_err();
+        assert!(matches!(none, StartError::NoState { .. }), "{none}");
+        scene.file.write(b"abc".to_vec().into()).await.unwrap();
+        let bad = describe_start_optimizer(&scene.file, "adam").await.unwrap_err();
+        assert!(bad.to_string().starts_with("`start.optimizer`: "), "{bad}");
+        assert_eq!(bad.kind(), ErrorKind::Invalid);
     }
 
     /// A frozen layer that the code has not loaded would stay random, whatever the file has.

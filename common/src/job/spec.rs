@@ -193,7 +193,7 @@ pub enum Header {
 }
 
 /// The initial values of parameters, from a model that was trained before.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StartSpec {
     /// Path or URL of a safetensors file. A relative path is resolved against the directory of the job file.
     #[serde(default)]
@@ -204,6 +204,9 @@ pub struct StartSpec {
     /// Parameters that begin with the values of the model, by name, with `*` for any text. All others are in the file.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub new: Vec<String>,
+    /// Path or URL of a file with the state of the optimizer; without it, the state begins anew.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub optimizer: String,
 }
 
 /// The model and its size. Keys that are unknown to the built-in models belong in `options`.

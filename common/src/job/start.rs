@@ -1,10 +1,10 @@
 //! Which tensor of a file each parameter starts from.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::job::spec::StartSpec;
 use crate::job::wildcard::wildcard;
-use crate::tensor::layout::ParamSpec;
+use crate::tensor::layout::{ParamSpec, UpdateRule};
 
 /// The shapes of a file's tensors by name.
 pub type Shapes = BTreeMap<String, Vec<usize>>;
@@ -19,6 +19,65 @@ pub struct StartPlan {
     pub tensors: Vec<Option<String>>,
     /// Tensors that no parameter starts from.
     pub unused: Vec<String>,
+}
+
+impl StartPlan {
+    /// Returns which tensor of a file with the state of an optimizer each parameter begins with, by the names of the
+    /// vectors: that of vector `m` of the parameter that is `w` in the file of the model is `m/w`. Parameters that are new
+    /// there, or that no optimizer updates, have none.
+    ///
+    /// # Errors
+    /// A message, if the file lacks a tensor or has one of another shape.
+    pub fn states(
+        &self,
+        parameters: &[ParamSpec],
+        file: &Shapes,
+    ) -> Result<BTreeMap<String, Self>, String> {
+        let is_updated = |it: &ParamSpec| it.update == UpdateRule::Optimizer;
+        let wanted: Vec<(&ParamSpec, Option<&String>)> = parameters
+            .iter()
+            .zip(&self.tensors)
+            .map(|(it, tensor)| (it, tensor.as_ref().filter(|_| is_updated(it))))
+            .collect();
+        let known: BTreeSet<&str> =
+            wanted.iter().filter_map(|(_, tensor)| tensor.map(String::as_str)).collect();
+        let split = |name: &String| {
+            name.split_once('/').map(|(vector, of)| (vector.to_owned(), of.to_owned()))
+        };
+        let vectors: BTreeSet<String> = file
+            .keys()
+            .filter_map(split)
+            .filter(|(_, of)| known.contains(of.as_str()))
+            .map(|(vector, _)| vector)
+            .collect();
+        let mut plans = BTreeMap::new();
+        for vector in vectors {
+            let mut tensors = Vec::new();
+            for (parameter, tensor) in &wanted {
+                let name = tensor.map(|tensor| format!("{vector}/{tensor}"));
+                if let Some(name) = &name {
+                    match file.get(name) {
+                        Some(shape) if *shape == parameter.shape => {}
+                        Some(shape) => {
+                            return Err(format!(
+                                "`{name}` in the file of `start.optimizer` is {shape:?}, not {:?}",
+                                parameter.shape
+                            ));
+                        }
+                        None => {
+                            return Err(format!(
+                                "the file of `start.optimizer` lacks `{name}`; take a state of these parameters, or leave \
+                                 out `start.optimizer`"
+                            ));
+                        }
+                    }
+                }
+                tensors.push(name);
+            }
+            plans.insert(vector, Self { tensors, unused: Vec::new() });
+        }
+        Ok(plans)
+    }
 }
 
 impl StartSpec {
@@ -191,6 +250,35 @@ mod tests {
         let tensors = ["body.weight", "body.bias", "head.weight"].map(|it| Some(it.to_owned()));
         assert_eq!(plan.tensors, [&tensors[..], &[None]].concat());
         assert_eq!(plan.unused, Vec::<String>::new());
+    }
+
+    #[test]
+    fn the_state_of_an_optimizer_has_the_names_of_the_file() {
+        let given: &[(&str, &[usize])] =
+            &[("module.b.weight", &[2, 3]), ("first", &[2]), ("head.weight", &[9])];
+        let names =
+            "new = ['head.*']\nnames = { 'body.*ht' = 'module.b.*ht', 'body.bias' = 'first' }";
+        let plan = planned(names, given).unwrap();
+        let whole: &[(&str, &[usize])] = &[
+            ("m/module.b.weight", &[2, 3]),
+            ("m/first", &[2]),
+            ("m/head.weight", &[9]),
+            ("x/y", &[1]),
+        ];
+        let states = plan.states(&parameters(), &file(whole)).unwrap();
+        assert_eq!(states.keys().collect::<Vec<_>>(), ["m"]);
+        let of = |name: &str| Some(name.to_owned());
+        assert_eq!(states["m"].tensors, [of("m/module.b.weight"), of("m/first"), None, None]);
+        let error = plan.states(&parameters(), &file(&whole[..1])).unwrap_err();
+        assert!(
+            error.starts_with("the file of `start.optimizer` lacks `m/first`; take"),
+            "{error}"
+        );
+        let frozen = parameters()
+            .into_iter()
+            .map(|it| ParamSpec { update: UpdateRule::Frozen, ..it })
+            .collect::<Vec<_>>();
+        assert!(plan.states(&frozen, &file(whole)).unwrap().is_empty());
     }
 
     #[test]

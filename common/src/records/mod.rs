@@ -68,6 +68,17 @@ impl JobRecord {
     }
 }
 
+/// The most updates that the state of an optimizer may reflect when a job begins.
+pub const UPDATES_BEFORE_MAX: u64 = 1 << 53;
+
+impl JobRecord {
+    /// Returns the number of updates that the state of the optimizer reflects before the first one of the job.
+    pub fn updates_before(&self) -> u64 {
+        let optimizer = self.start.as_ref().and_then(|start| start.optimizer.as_ref());
+        optimizer.map_or(0, |optimizer| optimizer.updates.min(UPDATES_BEFORE_MAX))
+    }
+}
+
 /// Name of the object that holds the model of a job that has ended.
 pub const MODEL: &str = "model.safetensors";
 
@@ -81,6 +92,20 @@ pub struct StartRecord {
     pub size_bytes: u64,
     /// SHA-256 of the file, in hexadecimal.
     pub sha256: String,
+    /// The file with the state of the optimizer, if that does not begin anew.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub optimizer: Option<StartOptimizer>,
+}
+
+/// The file with the state that the optimizer starts from, as it was when the job was created.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StartOptimizer {
+    pub url: String,
+    pub size_bytes: u64,
+    /// SHA-256 of the file, in hexadecimal.
+    pub sha256: String,
+    /// Updates that the state reflects.
+    pub updates: u64,
 }
 
 /// `fixed`: the object with the tensors that the model has beside its parameters, and that training does not change.

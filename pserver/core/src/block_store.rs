@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use steadfast_common::ids::{Lane, Pass, Slot};
+use steadfast_common::job::average::AVERAGE;
 use steadfast_common::job::learning_rate::{learning_rate, reduced};
 use steadfast_common::job::spec::OptimizerSpec;
 use steadfast_common::records::applied_records::AppliedRecords;
@@ -19,7 +20,7 @@ use steadfast_common::tensor::table::Rows;
 use steadfast_pserver_storage::StorageError;
 
 use crate::buffer_pool::BufferPool;
-use crate::contribution::{Divisor, ValidatedBlock};
+use crate::contribution::{Divisor, Refusal, ValidatedBlock};
 use crate::optimizer::Optimizer;
 use crate::rules::Rules;
 use crate::tables::{Obsolete, RowUpdate, TableRows, Tables, TablesSnapshot};
@@ -80,6 +81,56 @@ impl ShardSnapshot {
         };
         Ok((snapshot, TableRows::new(layout, placement.ranges_of(slot), rules)?))
     }
+
+    /// Replaces the state of the optimizer in the blocks for which one is given.
+    ///
+    /// # Errors
+    /// [`Refusal`], if the vectors are not those of the optimizer, or do not fit a block.
+    pub fn begin_with(
+        &mut self,
+        states: InitialStates,
+        optimizer: &OptimizerSpec,
+    ) -> Result<(), Refusal> {
+        let InitialStates { mut names, mut blocks } = states;
+        let own = Optimizer::new(optimizer).state_names();
+        let given_vectors = names.len();
+        let places: Vec<Option<usize>> =
+            own.iter().map(|name| names.iter().position(|it| it == name)).collect();
+        // An average of parameters begins anew.
+        names.retain(|name| name != AVERAGE);
+        if places.contains(&None) || !names.iter().all(|name| own.contains(name)) {
+            return Err(Refusal::OtherStates { found: names, wanted: own });
+        }
+        for block in &mut self.blocks {
+            let (number, len) = (block.number, block.values.len());
+            let Some(given) = blocks.remove(&number) else { continue };
+            let (found, wanted) = (given.len(), given_vectors * len);
+            if found != wanted {
+                let (found, wanted) = (found * size_of::<f32>(), wanted * size_of::<f32>());
+                return Err(Refusal::WrongLength { block: number, found, wanted });
+            }
+            if !given.iter().all(|value| value.is_finite()) {
+                return Err(Refusal::NotFinite { block: number });
+            }
+            let state = Arc::make_mut(&mut block.state);
+            for (vector, place) in state.iter_mut().zip(places.iter().flatten()) {
+                vector.copy_from_slice(&given[place * len..(place + 1) * len]);
+            }
+        }
+        match blocks.first_key_value() {
+            None => Ok(()),
+            Some((block, _)) => Err(Refusal::UnexpectedBlock { block: *block }),
+        }
+    }
+}
+
+/// The state of the optimizer that blocks begin with, where they do not begin anew.
+#[derive(Clone, Debug, Default)]
+pub struct InitialStates {
+    /// The names of the vectors.
+    pub names: Vec<String>,
+    /// The vectors of each block, one after the other, by number.
+    pub blocks: BTreeMap<u32, Vec<f32>>,
 }
 
 /// All values at one version, by reference.
@@ -338,7 +389,8 @@ impl BlockStore {
     /// Returns the next update of a block.
     fn update(&self, mean: Mean, index: usize, norms: Vec<Vec<f64>>) -> Update {
         let optimizer = self.optimizers[index].clone();
-        Update { optimizer, mean, rate: self.rate(), number: self.updates + 1, norms }
+        let number = self.rules.updates_before + self.updates + 1;
+        Update { optimizer, mean, rate: self.rate(), number, norms }
     }
 
     fn apply_block(

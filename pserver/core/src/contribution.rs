@@ -191,6 +191,11 @@ pub enum Refusal {
     WrongMode(&'static str),
     #[error("rows of {found} tables were sent, expected {wanted} with the widths of the model")]
     WrongTables { found: usize, wanted: usize },
+    #[error(
+        "the state of the optimizer in `start.optimizer` has the vectors {found:?}, and the optimizer of the job \
+         {wanted:?}; set `optimizer` as in the job that the state is from"
+    )]
+    OtherStates { found: Vec<String>, wanted: Vec<String> },
     #[error(transparent)]
     Storage(#[from] StorageError),
 }
@@ -216,7 +221,8 @@ impl Refusal {
             | Self::BadWeight { .. }
             | Self::RecordsMismatch { .. }
             | Self::WrongMode(_)
-            | Self::WrongTables { .. } => ErrorKind::Invalid,
+            | Self::WrongTables { .. }
+            | Self::OtherStates { .. } => ErrorKind::Invalid,
         }
     }
 

@@ -22,6 +22,8 @@ pub struct Rules {
     pub learning_rate: LearningRateSpec,
     /// The average of the parameters, which a model with tables does not have.
     pub average: Option<AverageSpec>,
+    /// Updates that the state of the optimizer reflects before the first one of the job.
+    pub updates_before: u64,
     /// How evaluations reduce the learning rate.
     pub plateau: Option<PlateauSpec>,
     /// Encoding of gradients, and the arithmetic that adds them.
@@ -43,6 +45,7 @@ impl Default for Rules {
             optimizer: OptimizerSpec::default(),
             learning_rate: LearningRateSpec::default(),
             average: None,
+            updates_before: 0,
             plateau: None,
             codec: Codec::Plain,
             seed: 0,
@@ -61,6 +64,7 @@ impl Rules {
             optimizer: spec.optimizer.clone(),
             learning_rate: spec.learning_rate.clone(),
             average: spec.average,
+            updates_before: 0,
             plateau: spec.evaluation.reduce_on_plateau,
             codec: spec.gradients.codec(),
             seed: spec.seed,
@@ -84,7 +88,7 @@ impl Rules {
             if *group == GroupSpec::default() {
                 return whole.clone();
             }
-            Optimizer::of_group(&self.optimizer, Some(group)).with_average(self.average)
+            Optimizer::of_group(&self.optimizer, Some(group)).with_average(self.own_average())
         };
         let all: Vec<Optimizer> = layout.params().iter().map(of_parameter).collect();
         blocks.map(|block| all[block.param as usize].clone()).collect()
@@ -92,7 +96,13 @@ impl Rules {
 
     /// Returns the update rule of parameters that are in no group.
     pub fn optimizer(&self) -> Optimizer {
-        Optimizer::new(&self.optimizer).with_average(self.average)
+        Optimizer::new(&self.optimizer).with_average(self.own_average())
+    }
+
+    /// Returns the average of the parameters, which counts the updates of this job alone.
+    fn own_average(&self) -> Option<AverageSpec> {
+        let start_step = |it: AverageSpec| it.start_step.saturating_add(self.updates_before);
+        self.average.map(|it| AverageSpec { start_step: start_step(it), ..it })
     }
 
     /// Returns the names of the state vectors of a block, which are the same for all groups.

@@ -7,7 +7,7 @@ use steadfast_common::records::applied_records::RecordRange;
 use steadfast_common::records::contribution::{LaneEnd, LaneShare, LanesName};
 use steadfast_common::tensor::layout::ParamSpec;
 use steadfast_proto::{PullAnswer, PullValues, VersionMatch};
-use steadfast_pserver_core::block_store::{Parameters, SnapshotBlock};
+use steadfast_pserver_core::block_store::{InitialStates, Parameters, SnapshotBlock};
 use steadfast_pserver_core::contribution::ValidatedBlock;
 use steadfast_pserver_core::sync_shard::EarlyBlock;
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -36,7 +36,8 @@ async fn slot() -> EventLoopHandle {
     event_loop.call(|reply| Event::Generation { record, reply }).await.unwrap();
     let params = ["a", "b"].map(|name| ParamSpec::new(name, &[1])).to_vec();
     let values = FIRST.map(|value| vec![value]).to_vec();
-    let first = InitialValues { layout: Arc::new(Layout::new(params)), values };
+    let states = InitialStates::default();
+    let first = InitialValues { layout: Arc::new(Layout::new(params)), values, states };
     let init = |reply| Event::Init { generation: GENERATION, attempt: 1, first, reply };
     event_loop.call(init).await.unwrap();
     event_loop

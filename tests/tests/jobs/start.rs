@@ -1,7 +1,9 @@
 //! Jobs that start from a model that was trained before.
 
 use std::fs;
+use std::process::Output;
 
+use safetensors::SafeTensors;
 use steadfast_tests::{Job, Run, Scene};
 
 use crate::optimizers::tensors;
@@ -111,4 +113,73 @@ fn a_corrected_file_at_the_same_place_is_used() {
     assert!(ended.stderr.contains("the file of `start` has changed"), "{}", ended.stderr);
     fs::remove_file(&file).expect("it exists");
     assert_eq!(Run::to_end(&scene, &job, "data", &[]), ended.summary());
+}
+
+/// Exports the last checkpoint of a run, with the state of the optimizer; returns both files.
+fn exported(scene: &Scene, data: &str, more: &[&str]) -> (Output, [String; 2]) {
+    let files = ["model", "optimizer"].map(|it| scene.path(&format!("{data}.{it}")));
+    let [model, optimizer] = files.map(|it| it.to_str().expect("a path in UTF-8").to_owned());
+    let mut command = scene.command(&steadfast_tests::program("steadfast"));
+    command.args(["checkpoint", "export", "--data-dir", data, "--to", &model]);
+    command.args(["--optimizer", &optimizer]).args(more);
+    (command.output().expect("the program starts"), [model, optimizer])
+}
+
+/// I10: the state of an optimizer that a job starts from has the same effect for any number of processes and after kills;
+/// its number of updates is counted on.
+#[test]
+fn a_job_goes_on_with_the_optimizer_of_another_whatever_fails() {
+    let scene = Scene::new();
+    Run::to_end(&scene, &Job::small(), "first", &[]);
+    let (done, [model, optimizer]) = exported(&scene, "first", &[]);
+    assert!(done.status.success(), "{done:?}");
+    let with_state = format!("optimizer = '{optimizer}'");
+    let job = |settings: &str| {
+        starting(Job::long().with("hidden = [32]", "hidden = [16]"), &model, settings)
+    };
+    let alone = ["--trainers", "1", "--pservers", "1"];
+    let expected = Run::to_end(&scene, &job(&with_state), "alone", &alone);
+    let anew = Run::to_end(&scene, &job(""), "anew", &alone);
+    assert_ne!(expected["parameters_sha256"], anew["parameters_sha256"]);
+    let more = ["--trainers", "3", "--pservers", "2"];
+    let mut killed = Run::start_in(&scene, &job(&with_state), "killed", &more);
+    for (step, role) in [(1, "pserver"), (5, "trainer"), (300, "pserver")] {
+        killed.until_step(step);
+        killed.kill_one(role);
+    }
+    assert_eq!(killed.finish()["parameters_sha256"], expected["parameters_sha256"]);
+    let updates = |file: &str| -> u64 {
+        let bytes = fs::read(file).expect("it was written");
+        let (_, header) = SafeTensors::read_metadata(&bytes).expect("it is a safetensors file");
+        let metadata = header.metadata().clone().expect("it has metadata");
+        metadata["updates"].parse().expect("a number")
+    };
+    let (done, [_, last]) = exported(&scene, "alone", &[]);
+    assert!(done.status.success(), "{done:?}");
+    let (_, [_, of_anew]) = exported(&scene, "anew", &[]);
+    assert_eq!(updates(&last), updates(&optimizer) + updates(&of_anew));
+    let again = exported(&scene, "alone", &[]).0;
+    assert!(String::from_utf8_lossy(&again.stderr).contains("already exists"), "{again:?}");
+    for (name, job, message) in [
+        (
+            "kind",
+            starting(Job::small(), &model, &with_state)
+                .with("kind = \"adam\"", "kind = \"momentum\""),
+            "has the state of `adam`, and the optimizer of the job is",
+        ),
+        (
+            "model",
+            starting(Job::small(), &model, &format!("optimizer = '{model}'")),
+            "has no state of an optimizer",
+        ),
+        (
+            "missing",
+            starting(Job::small(), &model, "optimizer = '/nowhere'"),
+            "`start.optimizer`: ",
+        ),
+    ] {
+        let ended = Run::start_in(&scene, &job, name, &[]).end();
+        assert_ne!(ended.code, Some(0), "{name}");
+        assert!(ended.stderr.contains(message), "{name}: {}", ended.stderr);
+    }
 }

@@ -16,7 +16,9 @@ use steadfast_common::tensor::placement::{Placement, PlacementRecord};
 use steadfast_common::tensor::row_ids::RowIds;
 use steadfast_common::tensor::table::{Initial, Rows, range_of};
 use steadfast_pserver_core::async_shard::AsyncShard;
-use steadfast_pserver_core::block_store::{BlockStore, Parameters, ShardSnapshot, SnapshotBlock};
+use steadfast_pserver_core::block_store::{
+    BlockStore, InitialStates, Parameters, ShardSnapshot, SnapshotBlock,
+};
 use steadfast_pserver_core::buffer_pool::BufferPool;
 use steadfast_pserver_core::contribution::{Contributed, Contribution, Refusal, ValidatedBlock};
 use steadfast_pserver_core::rules::Rules;
@@ -765,6 +767,72 @@ fn groups_of_parameters_have_their_own_settings() {
     shard.finish_step(Some(5.0)).unwrap();
     let values: Vec<_> = shard.parameters().values.iter().map(|it| it.to_vec()).collect();
     assert_eq!(values, [[4.0, 8.0], [3.25, 6.25], [3.0, 5.0], [1.0, 1.0]]);
+}
+
+/// A job that begins with the parameters and the state of the optimizer of another one continues with its numbers: also
+/// the bias correction, which counts updates.
+#[test]
+fn a_job_that_begins_with_the_state_of_an_optimizer_goes_on_as_the_job_that_it_is_from() {
+    let layout = Arc::new(Layout::new(vec![ParamSpec::new("a", &[2]), ParamSpec::new("b", &[1])]));
+    let rules = Rules { lanes: 1, ..rules(Mode::Sync) };
+    let step = |shard: &mut SyncShard, version: u64, slope: f32| {
+        let blocks = vec![finite(0, &[slope, -slope]), finite(1, &[0.5])];
+        let given = Contribution {
+            records: 1,
+            loss_sum: 0.0,
+            checksum: 0,
+            weight: None,
+            blocks,
+            rows: Vec::new(),
+        };
+        offer(shard, Version(version), 0, given, LaneEnd::MoreToCome).unwrap();
+        shard.finish_step(None).unwrap();
+    };
+    let (snapshot, tables) = initial_values(&layout, vec![vec![4.0, 8.0], vec![1.0]], &rules);
+    let mut whole = SyncShard::restore(layout.clone(), snapshot, tables, rules.clone());
+    step(&mut whole, 0, 1.0);
+    step(&mut whole, 1, 3.0);
+    let (before, _) = whole.snapshot().unwrap();
+    let values: Vec<Vec<f32>> = before.blocks.iter().map(|it| it.values.to_vec()).collect();
+    let named = |names: [&str; 2], order: [usize; 2]| InitialStates {
+        names: names.map(str::to_owned).to_vec(),
+        blocks: before
+            .blocks
+            .iter()
+            .map(|it| (it.number, order.iter().flat_map(|at| it.state[*at].clone()).collect()))
+            .collect(),
+    };
+    step(&mut whole, 2, -1.0);
+
+    let rules = Rules { updates_before: 2, ..rules };
+    let begun = |states: Option<InitialStates>, rules: &Rules| {
+        let (mut snapshot, tables) = initial_values(&layout, values.clone(), rules);
+        if let Some(states) = states {
+            snapshot.begin_with(states, &rules.optimizer).unwrap();
+        }
+        let mut shard = SyncShard::restore(layout.clone(), snapshot, tables, rules.clone());
+        step(&mut shard, 0, -1.0);
+        shard.parameters().values
+    };
+    let expected = whole.parameters().values;
+    assert_eq!(begun(Some(named(["m", "v"], [0, 1])), &rules), expected);
+    assert_eq!(begun(Some(named(["v", "m"], [1, 0])), &rules), expected);
+    assert_ne!(begun(None, &rules), expected);
+    let counts_anew = Rules { updates_before: 0, ..rules.clone() };
+    assert_ne!(begun(Some(named(["m", "v"], [0, 1])), &counts_anew), expected);
+
+    let (mut snapshot, _) = initial_values(&layout, values.clone(), &rules);
+    let mut refused = |states| snapshot.begin_with(states, &rules.optimizer).unwrap_err();
+    let other = refused(named(["m", "velocity"], [0, 1]));
+    assert!(matches!(other, Refusal::OtherStates { .. }), "{other}");
+    let mut short = named(["m", "v"], [0, 1]);
+    short.blocks.insert(1, vec![1.0]);
+    let wrong = Refusal::WrongLength { block: 1, found: 4, wanted: 8 };
+    assert_eq!(refused(short.clone()).to_string(), wrong.to_string());
+    short.blocks.insert(1, vec![1.0, f32::NAN]);
+    assert!(matches!(refused(short.clone()), Refusal::NotFinite { block: 1 }));
+    short.blocks = [(9, vec![1.0, 2.0])].into();
+    assert!(matches!(refused(short), Refusal::UnexpectedBlock { block: 9 }));
 }
 
 /// A model may set what a group of the job file sets.
