@@ -299,7 +299,8 @@ class Run:
 
         Args:
             to: The file to write, a path or a URL.
-            optimizer: A file for the state of the optimizer at the same step.
+            optimizer: A file for the state of the optimizer at the same step, which
+                :func:`steadfast.torch.optimizer_state` reads.
             checkpoint: The id of a checkpoint or ``"latest"``; by default the latest, or the best parameters of a job
                 that has ended and keeps them.
             force: Whether to replace files that exist.

@@ -8,13 +8,14 @@ import inspect
 import json
 import os
 import reprlib
+import tempfile
 import warnings
 from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
 
-from . import devices
+from . import _optimizer, devices
 from ._embedding import Embedding, EmbeddingBag, Tables, column_ids
 from ._groups import Groups, settings_of
 from ._loss import LossCheck, check_reduction, computes, explained
@@ -37,9 +38,10 @@ from .errors import InvalidError
 from .model import Batch, Ranked, Sum, Sums, check_further, records_of
 from .model import Model as _Model
 from .randomness import seed_all
+from .run import Run
 from .tables import Table
 
-__all__ = ["Embedding", "EmbeddingBag", "Model", "accuracy", "auc", "load"]
+__all__ = ["Embedding", "EmbeddingBag", "Model", "accuracy", "auc", "load", "optimizer_state", "save_optimizer_state"]
 
 _EVALUATED = 1024
 """Records that are evaluated at a time."""
@@ -666,6 +668,68 @@ def load(
         for name, tensor in {**beside.tensors, **expected}.items():
             if name in given:
                 tensor.copy_(given[name])
+
+
+def optimizer_state(
+    source: Union[Run, str, "os.PathLike[str]"], module: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> Dict[str, Any]:
+    """Returns the state of a job's optimizer as ``optimizer.load_state_dict`` takes it.
+
+    ::
+
+        run.export("model.safetensors", optimizer="optimizer.safetensors")
+        steadfast.torch.load(net, "model.safetensors")
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.001)
+        optimizer.load_state_dict(steadfast.torch.optimizer_state("optimizer.safetensors", net, optimizer))
+
+    PyTorch then trains on with the numbers of the job, but for the rounding of floats: with SGD, Adam, AdamW, Adagrad,
+    RMSprop, NAdam, RAdam and Adadelta. The settings of the groups, such as the learning rate, are those of
+    ``optimizer``.
+
+    Args:
+        source: A job, or the path of a file that ``steadfast checkpoint export --optimizer`` has written. Of a job it
+            is the state in the latest checkpoint; while it runs, export model and state together.
+        module: Has the names and shapes of the one that was trained.
+        optimizer: Made from the parameters of ``module``.
+
+    Raises:
+        InvalidError: The state is that of another optimizer or module; says what differs.
+        SteadfastError: There is no checkpoint, or it cannot be read.
+        OSError: The file cannot be read.
+    """
+    check_wrappers(module)
+    if not isinstance(source, Run):
+        return _optimizer.state_dict(source, module, optimizer)
+    with tempfile.TemporaryDirectory() as directory:
+        file = os.path.join(directory, "optimizer.safetensors")
+        source.export(os.path.join(directory, "model.safetensors"), optimizer=file, checkpoint="latest")
+        return _optimizer.state_dict(file, module, optimizer)
+
+
+def save_optimizer_state(
+    path: Union[str, "os.PathLike[str]"], module: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    """Writes the state of one of PyTorch's optimizers as a file for ``start.optimizer`` of a job file.
+
+    ::
+
+        state = {name: it.clone() for name, it in net.state_dict().items()}
+        safetensors.torch.save_file(state, "model.safetensors")
+        steadfast.torch.save_optimizer_state("optimizer.safetensors", net, optimizer)
+
+    A job with ``[start] file = "model.safetensors"`` and ``optimizer = "optimizer.safetensors"`` then trains on with
+    the numbers of PyTorch, but for the rounding of floats. Its settings are those of the job file. The copies are for
+    tied parameters: ``save_file`` refuses tensors that share memory, and ``save_model`` keeps only one of their names,
+    which may be another one than here.
+
+    Raises:
+        InvalidError: A job cannot continue this state; says why.
+        OSError: The file cannot be written.
+    """
+    check_wrappers(module)
+    content = _optimizer.encoded(module, optimizer)
+    with open(path, "wb") as file:
+        file.write(content)
 
 
 def _given(parameters: Union[Mapping[str, Any], str, "os.PathLike[str]"]) -> Dict[str, torch.Tensor]:

@@ -57,13 +57,15 @@ def test_a_model_is_pretrained_converted_and_fine_tuned_as_the_page_says(
     with steadfast.local(job, data_dir=tmp_path / "first", progress=False) as run:
         summary = run.wait(LIMIT_SECONDS)
         trained = run.model("torch")
+        monkeypatch.chdir(tmp_path)
+        train_on(tmp_path, run, data)
     assert summary["metric"] > 0.5, summary
 
     import convert
 
     torch.save(trained, tmp_path / "pretrained.pt")
     convert.convert(tmp_path / "pretrained.pt", tmp_path / "pretrained.safetensors")
-    (tuning,) = [it for it in blocks("toml") if "[start]" in it]
+    (tuning,) = [it for it in blocks("toml") if "[start]" in it and "optimizer =" not in it]
     second = job_file(tuning).replace("examples/data/digits.parquet", data).replace("passes = 20", "passes = 1")
     (tmp_path / "tuned.toml").write_text(second.replace('name = "digits"', 'name = "tuned"'))
     job = steadfast.Job.from_file(tmp_path / "tuned.toml")
@@ -75,6 +77,29 @@ def test_a_model_is_pretrained_converted_and_fine_tuned_as_the_page_says(
         assert is_same == name.startswith("body."), name
     assert set(safetensors.torch.load_file(tmp_path / "pretrained.safetensors")) == set(tuned)
     sys.modules.pop("convert")
+
+
+def train_on(directory: pathlib.Path, run: steadfast.Run, data: str) -> None:
+    """Trains in PyTorch where a job has ended, and in another job where PyTorch has."""
+    import digits
+    import onward
+
+    net = digits.build(SimpleNamespace(features=64)).module
+    optimizer = onward.from_job(run, net)
+    onward.to_job(net, optimizer)
+    before = {name: it.clone() for name, it in net.state_dict().items()}
+    net(torch.zeros(1, 64)).sum().backward()
+    optimizer.step()
+    assert all(not torch.equal(it, before[name]) for name, it in net.state_dict().items() if name == "head.bias")
+    (start,) = [it for it in blocks("toml") if "[start]" in it and "optimizer =" in it]
+    (rule,) = [it for it in blocks("toml") if 'kind = "adamw"' in it]
+    text = job_file(start, rule).replace("examples/data/digits.parquet", data).replace("passes = 20", "passes = 1")
+    (directory / "third.toml").write_text(text.replace('name = "digits"', 'name = "third"'))
+    job = steadfast.Job.from_file(directory / "third.toml")
+    with steadfast.local(job, data_dir=directory / "third", progress=False) as third:
+        assert third.wait(LIMIT_SECONDS)["state"] == "finished"
+    sys.modules.pop("digits")
+    sys.modules.pop("onward")
 
 
 def test_groups_of_the_page_are_those_of_its_optimizer(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
