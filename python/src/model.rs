@@ -1,8 +1,10 @@
 //! The model of a Python program, as the trainer sees it.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex};
 
 use pyo3::prelude::*;
+use steadfast_common::job::columns::{Column, Values};
 use steadfast_common::job::spec::ModelSpec;
 use steadfast_common::records::code::Modules;
 use steadfast_common::tensor::layout::Layout;
@@ -60,10 +62,11 @@ impl PythonModel {
         let empty = Parameters::zeros(self.nothing.clone());
         let memory = std::mem::replace(gradient, empty);
         let (parameters, records, key) = (parameters.clone(), batch.to_records(), *key);
+        let digest = if self.built.prepares { digest(batch) } else { 0 };
         let validity = self.validity.lock().expect("no holder panics").clone();
         let (loss_sum, written) = self.requests.call(|reply| {
             let pending = Pending { gradient: memory, write, validity, reply };
-            Request::Gradient { parameters, records, key, pending }
+            Request::Gradient { parameters, records, key, digest, pending }
         })?;
         *gradient = written;
         if loss_sum.is_finite() { Ok(loss_sum) } else { Err(ModelError::NotFinite) }
@@ -113,6 +116,15 @@ impl Model for PythonModel {
         self.requests.call(|reply| Request::Evaluate { parameters, records, reply })
     }
 
+    fn prepares(&self) -> bool {
+        self.built.prepares
+    }
+
+    fn prepare(&self, batch: &Batch, key: &MicroBatch) -> Result<(), ModelError> {
+        let (records, key, digest) = (batch.to_records(), *key, digest(batch));
+        self.requests.call(|reply| Request::Prepare { records, key, digest, reply })
+    }
+
     fn min_records(&self) -> u32 {
         self.built.min_records
     }
@@ -152,4 +164,26 @@ impl Model for PythonModel {
     fn begin_generation(&self, validity: Validity) {
         *self.validity.lock().expect("no holder panics") = validity;
     }
+}
+
+/// Returns a number that differs for other records, to tell them apart in this process.
+fn digest(batch: &Batch<'_>) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    let numbers = batch.features.iter().chain(batch.labels).chain(batch.weights);
+    numbers.for_each(|it| hasher.write_u32(it.to_bits()));
+    for Column { name, values, offsets, weights, .. } in batch.columns {
+        (name, offsets).hash(&mut hasher);
+        weights.iter().for_each(|it| hasher.write_u32(it.to_bits()));
+        match values {
+            Values::Bool(values) => values.hash(&mut hasher),
+            Values::Uint8(values) | Values::Text(values) | Values::Bytes(values) => {
+                values.hash(&mut hasher);
+            }
+            Values::Int64(values) => values.hash(&mut hasher),
+            Values::Uint64(values) => values.hash(&mut hasher),
+            Values::Float32(values) => values.iter().for_each(|it| hasher.write_u32(it.to_bits())),
+            Values::Float64(values) => values.iter().for_each(|it| hasher.write_u64(it.to_bits())),
+        }
+    }
+    hasher.finish()
 }

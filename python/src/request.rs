@@ -17,6 +17,8 @@ pub struct Built {
     pub further: Vec<String>,
     pub numerics: String,
     pub min_records: u32,
+    /// Whether batches are transformed in processes of their own.
+    pub prepares: bool,
     pub modules: Modules,
     /// The model itself.
     pub model: Py<PyAny>,
@@ -31,8 +33,16 @@ pub enum Request {
     Initialize { seed: u64, parameters: Parameters, reply: Reply<Parameters> },
     /// Returns the ids of each table that a gradient of the records needs; without a key, an evaluation.
     Ids { records: Records, key: Option<MicroBatch>, reply: Reply<Vec<Vec<u64>>> },
+    /// Begins to transform records of which a gradient is computed soon. The digest tells the records of one key apart.
+    Prepare { records: Records, key: MicroBatch, digest: u64, reply: Reply<()> },
     /// Computes the gradient of the sum of losses.
-    Gradient { parameters: Parameters, records: Records, key: MicroBatch, pending: Pending },
+    Gradient {
+        parameters: Parameters,
+        records: Records,
+        key: MicroBatch,
+        digest: u64,
+        pending: Pending,
+    },
     /// Sums loss and metric over the records.
     Evaluate { parameters: Parameters, records: Records, reply: Reply<Evaluation> },
 }

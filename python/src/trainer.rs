@@ -176,9 +176,9 @@ impl Trainer {
     /// Answers a request, or returns the work that it consists of.
     fn answer(&self, py: Python<'_>, request: Request) -> PyResult<Option<Work>> {
         match request {
-            Request::Gradient { parameters, records, key, pending } => {
+            Request::Gradient { parameters, records, key, digest, pending } => {
                 let (count, key) = (records.len(), Py::new(py, Key(key))?);
-                let batch = self.transformed(py, records, Some(&key));
+                let batch = self.prepared(py, records, &key, digest);
                 return match reported(py, batch)? {
                     Ok(batch) => Work::new(py, &parameters, count, batch, key, pending).map(Some),
                     Err(error) => {
@@ -193,6 +193,14 @@ impl Trainer {
             Request::Ids { records, key, reply } => {
                 let key = key.map(|key| Py::new(py, Key(key))).transpose()?;
                 reply.send(reported(py, self.ids(py, records, key.as_ref()))?);
+            }
+            Request::Prepare { records, key, digest, reply } => {
+                let begun = Py::new(py, Key(key)).and_then(|key| {
+                    let given = (self.model(py)?, arrays::batch(py, records)?, key, digest);
+                    py.import("steadfast._ahead")?.call_method1("prepare", given)?;
+                    Ok(())
+                });
+                reply.send(reported(py, begun)?);
             }
             Request::Initialize { seed, parameters, reply } => {
                 reply.send(reported(py, self.initialize(py, seed, parameters))?);
@@ -229,6 +237,19 @@ impl Trainer {
         dict_of(&transformed)
     }
 
+    /// Returns the same, with what was prepared of it.
+    fn prepared<'py>(
+        &self,
+        py: Python<'py>,
+        records: Records,
+        key: &Py<Key>,
+        digest: u64,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let (model, count) = (self.model(py)?, records.len());
+        let given = (model, arrays::batch(py, records)?, key, digest, count);
+        dict_of(&py.import("steadfast._ahead")?.call_method1("transformed", given)?)
+    }
+
     fn model<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let model = self.model.lock().expect("no holder panics");
         let model = model.as_ref().map(|model| model.bind(py).clone());
@@ -259,13 +280,15 @@ impl Trainer {
         let further = py.import("steadfast.model")?.call_method1("further_metrics", (&model,))?;
         let further = further.extract()?;
         let min_records = model.getattr("min_records")?.extract()?;
+        let prepares =
+            py.import("steadfast._ahead")?.call_method1("prepares", (&model,))?.extract()?;
         let identity = py.import("steadfast.model")?.getattr("identity")?;
         let numerics = identity.call1((&model,))?.extract()?;
         let modules = py.import("steadfast._sources")?.call_method1("modules", (&spec, &model))?;
         let modules = modules.extract()?;
         let model = model.unbind();
         *self.model.lock().expect("no holder panics") = Some(model.clone_ref(py));
-        Ok(Built { parameters, metric, further, numerics, min_records, modules, model })
+        Ok(Built { parameters, metric, further, numerics, min_records, prepares, modules, model })
     }
 
     /// Asks the model for the row ids of its tables for a batch of records; returns them in the order of the tables.

@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use steadfast_common::ids::{Lane, Pass};
 use steadfast_trainer::{MicroBatch, ModelError, Parameters, Purpose, Random};
 
 use crate::arrays;
@@ -126,6 +127,17 @@ pub struct Key(pub MicroBatch);
 
 #[pymethods]
 impl Key {
+    #[new]
+    fn new(job_seed: u64, pass_number: u32, step: u64, lane: u32) -> Self {
+        Self(MicroBatch { seed: job_seed, pass: Pass(pass_number), step, lane: Lane(lane) })
+    }
+
+    /// Lets a key be sent to another process.
+    fn __getnewargs__(&self) -> (u64, u32, u64, u32) {
+        let MicroBatch { seed, pass, step, lane } = self.0;
+        (seed, pass.0, step, lane.0)
+    }
+
     /// Returns a seed from all parts of the key, from 0 to 2**63 - 1.
     #[getter]
     fn seed(&self) -> u64 {

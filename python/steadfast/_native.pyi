@@ -12,6 +12,7 @@ __version__: str
 class Key:
     """What the random numbers of a gradient depend on: equal on every trainer that computes it."""
 
+    def __init__(self, job_seed: int, pass_number: int, step: int, lane: int) -> None: ...
     @property
     def seed(self) -> int:
         """A seed from all parts of the key, from 0 to 2**63 - 1."""

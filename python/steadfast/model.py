@@ -74,6 +74,14 @@ class Model(abc.ABC):
     further_metrics: Sequence[str] = ()
     """Names of the further metrics that :meth:`evaluate` sums; the job shows the mean of each."""
 
+    workers = 0
+    """Processes in which :meth:`transform` runs ahead of the computation; with 0, the default, it runs before it. The
+    bits are the same. What :meth:`transform_function` returns must be picklable: a function at the top of a module is,
+    and the method of a model whose attributes are."""
+
+    threads = 1
+    """Threads of one operation of PyTorch, in the trainer and in :attr:`workers`."""
+
     min_records = 1
     """The fewest records of which :meth:`gradient` computes a gradient. A job whose last micro-batches have fewer is
     refused, with what to set in its job file (``model.min_records``)."""
@@ -119,6 +127,10 @@ class Model(abc.ABC):
         batch: for its ids, and for its gradient.
         """
         return batch
+
+    def transform_function(self) -> Callable[[Batch, Optional["Key"]], Batch]:
+        """Returns what the processes of :attr:`workers` transform with. The default is :meth:`transform`."""
+        return self.transform
 
     def fixed(self) -> Optional[bytes]:
         """Returns the tensors that the model has beside its parameters, and that training does not change, as a
@@ -166,8 +178,21 @@ class Model(abc.ABC):
 
 def transformed(model: Model, batch: Batch, key: Optional["Key"], records: int) -> Batch:
     """Returns what the model's ``transform`` makes of a batch, with all random states seeded before."""
-    seed_all(0 if key is None else key.seed)
-    found = model.transform(batch, key)
+    seed_all(transform_seed(key))
+    return checked(model.transform(batch, key), records)
+
+
+def transform_seed(key: Optional["Key"]) -> int:
+    """Returns the seed of a transform, whose random numbers are others than those of the computation after it."""
+    return 0 if key is None else (key.seed ^ 0x5DEECE66D) & (2**63 - 1)
+
+
+def checked(found: Any, records: int) -> Batch:
+    """Returns what a ``transform`` has made of so many records.
+
+    Raises:
+        InvalidError: It has not as many records.
+    """
     if not isinstance(found, Mapping):
         raise InvalidError(f"`transform` returned a {type(found).__name__}; return a dict of columns")
     for name, column in found.items():

@@ -135,6 +135,9 @@ class Model(_Model):
             target has whole numbers and the loss takes them, else ``torch.float32``.
         transform: Called with the batch and its key before each computation; returns the batch to compute
             with, in NumPy arrays or tensors. See :meth:`steadfast.Model.transform`.
+        workers: Processes in which ``transform`` runs ahead of the computation, on each trainer; with 0 it runs before
+            it. The bits are the same. ``transform`` is a function at the top of a module. Evaluations transform in
+            the trainer, and so does a module with tables, which takes no workers.
         threads: Threads of one operation. Results depend on it, so it is the same in all trainers.
         buffers: What happens to buffers in the module's state, such as the running statistics of
             BatchNorm. ``"mean"`` averages their changes over the records of a step, as gradients are.
@@ -182,7 +185,10 @@ class Model(_Model):
         min_records: Optional[int] = None,
         losses: Optional[Mapping[str, Callable[..., Any]]] = None,
         weight: Optional[str] = None,
+        workers: int = 0,
     ) -> None:
+        if workers and transform is None:
+            raise InvalidError("`workers` are processes in which `transform` runs, and there is none; remove it")
         if reduction not in ("mean", "sum", "weighted", "coupled"):
             raise InvalidError(f'`reduction` is "{reduction}"; use "mean", "sum", "weighted" or "coupled"')
         if weight is not None and reduction != "weighted":
@@ -201,7 +207,7 @@ class Model(_Model):
         # Before the module is moved, which may replace its parameters.
         self._settings = {} if groups is None else settings_of(module, groups)
         self.device = _device(device)
-        _deterministic(threads)
+        deterministic(threads)
         owners = move(module, self.device)
         self.module = module
         self._loss = loss
@@ -213,6 +219,8 @@ class Model(_Model):
         # Whether the loss was found not to take classes.
         self._takes_numbers = False
         self._transform = transform
+        self.workers = workers
+        self.threads = threads
         self._metrics = dict(metrics or {})
         self._losses = dict(losses or {})
         # Without a metric, the loss is shown as one.
@@ -469,6 +477,9 @@ class Model(_Model):
 
     def transform(self, batch: Batch, key: Optional[Any]) -> Batch:
         return batch if self._transform is None else self._transform(batch, key)
+
+    def transform_function(self) -> Callable[[Batch, Optional[Any]], Batch]:
+        return self.transform if self._transform is None else self._transform
 
     def _tensors(self, batch: Batch) -> Tuple[List[Any], torch.Tensor]:
         """Returns the inputs, each a tensor or a pair of values and offsets, and the target."""
@@ -900,7 +911,8 @@ def _trained(module: torch.nn.Module, master_weights: bool, has_tables: bool) ->
     return found
 
 
-def _deterministic(threads: int) -> None:
+def deterministic(threads: int) -> None:
+    """Lets operations give the same bits each time, with so many threads."""
     # cuBLAS reads this when it is first used.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)

@@ -174,7 +174,7 @@ def test_a_log_is_as_that_of_other_processes_without_handlers(tmp_path):
 def test_the_programs_of_the_page_run(tmp_path):
     page = (ROOT / "docs" / "python.md").read_text()
     blocks = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", page, re.DOTALL))
-    assert page.count("```python") == len(blocks) == 7
+    assert page.count("```python") == len(blocks) == 8
     for name, code in blocks.items():
         (tmp_path / f"{name}.py").write_text(code)
     data = EXAMPLES.parent / "data" / "digits.parquet"

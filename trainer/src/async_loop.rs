@@ -1,5 +1,6 @@
 //! Asynchronous training: takes tasks, pushes every n mini-batches and pulls every m.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,6 +30,9 @@ use crate::context::{Context, Destination, TrainError, TrainedModel};
 
 /// Maximum number of tasks held at a time: one in progress, one being read ahead.
 const HELD_MAX: usize = 2;
+
+/// Mini-batches of a task that a model prepares ahead, with the one that is computed.
+const AHEAD: usize = 4;
 
 /// Pause after a task whose data could not be reached, if there is no other.
 const RETRY: Duration = Duration::from_secs(1);
@@ -198,16 +202,20 @@ impl Worker<'_> {
         let batches = mini_batches(records.len() as u32, settings.batch, records_min);
         let (mut loss_sum, mut weight, mut is_weighted) = (0.0, 0.0, false);
         self.pushed_to = 0;
+        let of_range = |range: &Range<u32>| records.select(&range.clone().collect::<Vec<u32>>());
+        // The key depends on the task and not on the trainer.
+        let (seed, lane) = (self.context.spec().seed, Lane(task.0));
+        let key_of = |step: usize| MicroBatch { seed, pass, step: step as u64, lane };
+        let mut prepared = 0;
         for (step, range) in batches.iter().enumerate() {
-            let indices: Vec<u32> = range.clone().collect();
-            let batch = records.select(&indices);
-            // The key depends on the task and not on the trainer.
-            let key = MicroBatch {
-                seed: self.context.spec().seed,
-                pass,
-                step: step as u64,
-                lane: Lane(task.0),
-            };
+            if self.context.prepares() {
+                let ahead = batches.iter().enumerate().take(step + AHEAD).skip(prepared);
+                for (step, range) in ahead {
+                    self.context.prepare(&of_range(range), &key_of(step))?;
+                }
+                prepared = step + AHEAD;
+            }
+            let (batch, key) = (of_range(range), key_of(step));
             let batch = Batch::from(&batch);
             let (context, generation) = (&self.context, self.generation);
             let parameters =

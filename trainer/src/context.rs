@@ -413,6 +413,22 @@ impl Context {
         metrics.map(value).collect()
     }
 
+    /// Returns whether the model prepares batches ahead.
+    pub fn prepares(&self) -> bool {
+        self.model.prepares()
+    }
+
+    /// Lets the model prepare a batch.
+    ///
+    /// # Errors
+    /// The error of the model.
+    pub fn prepare(&self, records: &Records, key: &MicroBatch) -> Result<(), TrainError> {
+        if records.is_empty() {
+            return Ok(());
+        }
+        Ok(in_place(|| self.model.prepare(&Batch::from(records), key))?)
+    }
+
     /// Returns whether an evaluation is due at a position; never if no records are held out.
     pub fn is_evaluated(&self, position: &Position) -> bool {
         let has_records = !self.tasks.dataset().manifest().held_out.is_empty();

@@ -463,6 +463,14 @@ impl Model for InLoop {
         self.model.modules()
     }
 
+    fn prepares(&self) -> bool {
+        self.model.prepares()
+    }
+
+    fn prepare(&self, batch: &Batch, key: &MicroBatch) -> Result<(), ModelError> {
+        self.model.prepare(batch, key)
+    }
+
     fn begin_generation(&self, validity: Validity) {
         self.model.begin_generation(validity.clone());
         *self.validity.lock().expect("no holder panics") = validity;

@@ -9,6 +9,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
 use steadfast_common::ids::{Lane, Pass, TaskId, Version};
 use steadfast_common::job::dataset::Records;
 use steadfast_common::job::schedule::LaneSchedule;
@@ -388,6 +389,9 @@ impl Worker<'_> {
                 loaded.insert(lane, part);
             }
         }
+        if self.context.prepares() {
+            self.prepare(&loaded)?;
+        }
         let lanes = BTreeSet::from_iter(loaded.keys().copied());
         let Some(rows) = self.pull_rows(position.version, loaded.values()).await? else {
             // Others have contributed these lanes, and the step is complete.
@@ -410,6 +414,30 @@ impl Worker<'_> {
             self.push(name, sum);
         }
         Ok(lanes)
+    }
+
+    /// Lets the model prepare the batches of some lanes: those of this step, and those of the next one whose records are
+    /// loaded.
+    fn prepare(&mut self, loaded: &BTreeMap<Lane, LanePart>) -> Result<(), TrainError> {
+        for part in loaded.values() {
+            self.context.prepare(&part.records, &part.key)?;
+        }
+        for LanePart { key, .. } in loaded.values() {
+            let key = MicroBatch { step: key.step + 1, ..*key };
+            let given_up = self.given_up(key.pass);
+            let parts = self.schedule(key.pass).micro_batch(key.lane, key.step, &given_up);
+            let mut records = Records::default();
+            let is_loaded = parts.iter().all(|part| {
+                let task = self.context.tasks.get(key.pass, part.task).now_or_never();
+                let Some(Ok(task)) = task else { return false };
+                records.extend(&task.select(&part.positions.clone().collect::<Vec<u32>>()));
+                true
+            });
+            if is_loaded {
+                self.context.prepare(&records, &key)?;
+            }
+        }
+        Ok(())
     }
 
     /// Divides a node whose sum may have too many rows for one push: how many lanes a trainer has must not decide

@@ -79,6 +79,20 @@ pub trait Model: Send + Sync {
         1
     }
 
+    /// Returns whether the model prepares batches ahead, see [`Model::prepare`].
+    fn prepares(&self) -> bool {
+        false
+    }
+
+    /// Begins what a gradient of this batch needs before it is computed, such as to decode it. The gradient follows
+    /// soon, or never. Called from time to time for a batch that is begun.
+    ///
+    /// # Errors
+    /// If the model cannot begin; the gradient would have the same error.
+    fn prepare(&self, _batch: &Batch, _key: &MicroBatch) -> Result<(), ModelError> {
+        Ok(())
+    }
+
     /// Sums loss and metric over the records, without random numbers.
     fn evaluate(&self, parameters: &Parameters, batch: &Batch) -> Result<Evaluation, ModelError>;
 
