@@ -88,6 +88,14 @@ impl Job {
 }
 
 impl JobArgs {
+    /// Returns the flags for the job with a name, if none of them says which one is meant.
+    pub fn or_named(mut self, name: &str) -> Self {
+        if !self.is_named() {
+            self.job = Some(name.to_owned());
+        }
+        self
+    }
+
     /// Returns whether a flag says which job is meant.
     pub fn is_named(&self) -> bool {
         self.job.is_some() || self.data_dir.is_some() || self.root.is_some()

@@ -17,12 +17,15 @@ use steadfast_proto::MESSAGE_BYTES_MAX;
 use steadfast_proto::v1::elastic_client::ElasticClient;
 use steadfast_proto::v1::master_client::MasterClient;
 use steadfast_proto::v1::{
-    DrainRequest, ElasticStatusRequest, RestoreCheckpointRequest, StatusRequest,
-    TakeCheckpointRequest,
+    AmendJobRequest, DrainRequest, ElasticStatusRequest, RestoreCheckpointRequest, StatusRequest,
+    TakeCheckpointRequest, amend_job_request,
 };
 use tonic::{Response, Status};
 
 const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The master reads all manifests before it begins a generation.
+const AMEND_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Client of a job's acting master.
 #[derive(Debug)]
@@ -106,6 +109,21 @@ impl JobMaster {
                  `steadfast status`"
             ))
         })??;
+        Ok(Generation(reply.generation))
+    }
+
+    /// Extends the job, or gives it other settings; returns the generation that begins with them.
+    pub async fn amend_job(
+        &mut self,
+        amendment: amend_job_request::Amendment,
+    ) -> Result<Generation, Failure> {
+        let request = AmendJobRequest { amendment: Some(amendment) };
+        let amend = async {
+            let mut client = self.client().await?;
+            Ok::<_, Failure>(client.amend_job(request).await?.into_inner())
+        };
+        let answer = tokio::time::timeout(AMEND_TIMEOUT, amend).await;
+        let reply = answer.map_err(|_| Failure::unavailable("the master does not answer"))??;
         Ok(Generation(reply.generation))
     }
 

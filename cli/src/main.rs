@@ -2,8 +2,10 @@
 //! converts datasets, and serves the embedded etcd.
 
 mod admin_client;
+mod amend;
 mod audit;
 mod certs;
+mod change;
 mod checkpoint;
 mod convert;
 mod doctor;
@@ -12,7 +14,6 @@ mod etcd;
 mod etcd_users;
 mod etcd_version;
 mod extend;
-
 mod job_args;
 mod job_master;
 mod lists;
@@ -54,6 +55,7 @@ enum Command {
     Scale(scale::ScaleArgs),
     Drain(drain::DrainArgs),
     Extend(extend::ExtendArgs),
+    Change(change::ChangeArgs),
     Top(top::TopArgs),
     Checkpoint(checkpoint::CheckpointArgs),
     Convert(convert::ConvertArgs),
@@ -86,6 +88,7 @@ fn main() -> ExitCode {
             Command::Scale(args) => scale::run(args).await,
             Command::Drain(args) => drain::run(args).await,
             Command::Extend(args) => extend::run(args).await,
+            Command::Change(args) => change::run(args).await,
             Command::Top(args) => top::run(args).await,
             Command::Checkpoint(args) => checkpoint::run(args).await,
             Command::Convert(args) => convert::run(args).await,

@@ -58,7 +58,7 @@ const CHECKS: &[(&str, Check)] = checks! {
     FollowReply NextTaskRequest NextTaskReply FailTaskRequest FailTaskReply AdvanceRequest
     AdvanceReply ReportEvaluationRequest ReportEvaluationReply BeginSaveRequest BeginSaveReply
     FinishSaveRequest FinishSaveReply TakeCheckpointRequest TakeCheckpointReply
-    RestoreCheckpointRequest RestoreCheckpointReply ReportDamageRequest ReportDamageReply
+    RestoreCheckpointRequest RestoreCheckpointReply AmendJobRequest AmendJobReply ReportDamageRequest ReportDamageReply
     ReportDivergenceRequest ReportDivergenceReply DrainRequest DrainReply StatusRequest StatusReply
     GetClusterSpecRequest GetClusterSpecReply GetWaitingNodesRequest GetWaitingNodesReply
     BarrierRequest BarrierReply SynchronizeRequest SynchronizeReply ShutDownRequest ShutDownReply

@@ -142,9 +142,19 @@ pub(crate) async fn check(
     request: Option<&Request>,
 ) -> Result<(), Failure> {
     let Some(held) = etcd.get_json::<AnyJobRecord>(&keys.job()).await? else { return Ok(()) };
-    match request {
-        Some(request) if !held.is_of(&request.digest()) => Err(conflict(keys, request, &held)),
-        Some(_) | None => Ok(()),
+    match (request, &held) {
+        (Some(request), _) if !held.is_of(&request.digest()) => Err(conflict(keys, request, &held)),
+        (Some(Request::Training(request)), AnyJobRecord::Training(held))
+            if request.spec.settings() != held.spec.settings() =>
+        {
+            let difference = request.spec.difference(&held.spec);
+            warn!(
+                difference,
+                "the job was changed while it ran; it keeps its settings, not those of the job file"
+            );
+            Ok(())
+        }
+        (Some(_) | None, _) => Ok(()),
     }
 }
 
@@ -160,8 +170,8 @@ fn conflict(keys: &Keys, request: &Request, held: &AnyJobRecord) -> Failure {
     Failure::new(
         ErrorKind::Conflict,
         format!(
-            "the job `{}` exists with another spec ({difference}); give the new one another name, or delete \
-             the old one: etcdctl del --prefix {}/",
+            "the job `{}` exists with another spec ({difference}); `steadfast change` gives a job other settings; \
+             give a new one another name, or delete the old one: etcdctl del --prefix {}/",
             request.name(),
             keys.root()
         ),

@@ -35,7 +35,7 @@ pub fn access(path: &str) -> &'static [Role] {
         ("steadfast.v1.Elastic", "ShutDown" | "ElasticStatus") => &[Trainer, Admin],
         ("steadfast.v1.Master", "ReportDamage") => &[Pserver],
         ("steadfast.v1.Master", "TakeCheckpoint") => &[Pserver, Admin],
-        ("steadfast.v1.Master", "RestoreCheckpoint" | "Drain" | "Status") => &[Admin],
+        ("steadfast.v1.Master", "RestoreCheckpoint" | "AmendJob" | "Drain" | "Status") => &[Admin],
         ("steadfast.v1.Pserver", "Init") => &[Trainer],
         ("steadfast.v1.Pserver", "Norms") => &[Pserver],
         ("steadfast.v1.Pserver", "Snapshot" | "TableUsage") => &[Master],

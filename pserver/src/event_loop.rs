@@ -422,10 +422,10 @@ impl EventLoop {
 
     /// Applies the step at once, or publishes its squares to obtain the global norm first.
     fn complete_step(&mut self) -> Result<(), Refusal> {
-        if self.rules.optimizer.clip_norm.is_none() {
+        let Some(shard) = self.stage.sync_shard() else { return Ok(()) };
+        if !shard.blocks().clips_by_norm() {
             return self.finish_step(None);
         }
-        let Some(shard) = self.stage.sync_shard() else { return Ok(()) };
         let by_block = Arc::new(shard.squares());
         let squares = Squares { version: shard.blocks().position().version, by_block };
         self.tx.send_modify(|published| {

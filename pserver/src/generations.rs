@@ -43,19 +43,34 @@ impl LoadError {
     }
 }
 
-/// Reports every generation to `event_loop`, until dropped.
+/// The reason why no generation is followed any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Followed {
+    /// The process ends.
+    Ended,
+    /// A generation has settings of the job that this pserver does not know.
+    JobChanged,
+}
+
+/// Reports every generation to `event_loop`, until dropped, or until one takes into account another number of changes of
+/// the job's settings than `known`.
 pub async fn follow(
     event_loop: EventLoopHandle,
     etcd: &Etcd,
     keys: &Keys,
     tls: &TlsIdentity,
     shards: &ShardStore,
+    known: u32,
     record: Mirror,
-) {
+) -> Followed {
     let mut changes = record.subscribe();
     loop {
         let seen = changes.borrow_and_update().single::<GenerationRecord>();
         match seen {
+            Ok(Some(record)) if includes(&record, &event_loop) && record.changes != known => {
+                warn!(generation = record.generation.0, "the job was changed; joining it anew");
+                return Followed::JobChanged;
+            }
             Ok(Some(record)) if includes(&record, &event_loop) => {
                 let load = begin(&event_loop, etcd, keys, tls, shards, record);
                 tokio::select! {
@@ -64,7 +79,7 @@ pub async fn follow(
                     // A new generation makes this checkpoint irrelevant.
                     changed = changes.changed() => match changed {
                         Ok(()) => continue,
-                        Err(_) => return,
+                        Err(_) => return Followed::Ended,
                     },
                 }
             }
@@ -72,7 +87,7 @@ pub async fn follow(
             Err(error) => error!(%error, "cannot read the generation"),
         }
         if changes.changed().await.is_err() {
-            return;
+            return Followed::Ended;
         }
     }
 }

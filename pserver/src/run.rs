@@ -33,6 +33,7 @@ use tracing::{info, warn};
 use uuid::Uuid;
 
 use crate::event_loop::{EventLoopHandle, Published};
+use crate::generations::Followed;
 use crate::metrics::Metrics;
 use crate::service::Service;
 use crate::shard_file::ShardStore;
@@ -149,7 +150,7 @@ pub async fn run_process(
         match process.serve_slot(port, bound).await? {
             SlotEnd::Final => break,
             // Calls to the old slot fail, and their callers look up its new holder.
-            SlotEnd::Surplus => {
+            SlotEnd::Surplus | SlotEnd::JobChanged => {
                 let same = SocketAddr::new(args.listen.ip(), bound.port());
                 port = steadfast_process::bind(same, "--listen", &exposure).await?;
             }
@@ -166,6 +167,8 @@ enum SlotEnd {
     Final,
     /// The job has fewer slots now: the pserver becomes a spare.
     Surplus,
+    /// The job has other settings now: the pserver reads them, and claims a slot anew.
+    JobChanged,
 }
 
 /// The state that a process keeps across slots.
@@ -274,6 +277,8 @@ struct Joined {
     lease_ttl: Duration,
     event_loop: EventLoopHandle,
     shards: ShardStore,
+    /// Number of changes of the job's settings that this pserver knows.
+    changes: u32,
 }
 
 impl Joined {
@@ -299,12 +304,22 @@ impl Joined {
         let peers = Mirror::start(etcd, Range::Prefix(keys.ps_prefix())).await?;
         let (event_loop, shards) = (self.event_loop.clone(), self.shards.clone());
         let failed = event_loop.clone();
-        let following =
-            generations::follow(event_loop.clone(), etcd, keys, tls, &shards, generation);
+        let following = generations::follow(
+            event_loop.clone(),
+            etcd,
+            keys,
+            tls,
+            &shards,
+            self.changes,
+            generation,
+        );
         let (own, record, seen) = (event_loop.slot, self.record.clone(), peers.subscribe());
         tokio::select! {
             biased;
-            () = following => {}
+            followed = following => match followed {
+                Followed::JobChanged => return Ok(SlotEnd::JobChanged),
+                Followed::Ended => {}
+            },
             () = slot::release_other_slots(etcd, keys, own, &record, seen) => {}
             () = norms::follow(event_loop, keys.clone(), peers, tls.clone()) => {}
             () = slot::surplus(own, desired.subscribe()) => return Ok(SlotEnd::Surplus),
@@ -355,7 +370,9 @@ async fn join(
     let job = wait_for_job(etcd, keys).await?;
     let store = steadfast_store::open(&job.store)
         .map_err(|error| Failure::new(ErrorKind::Invalid, error.to_string()))?;
-    let rules = Rules { stores, updates_before: job.updates_before(), ..Rules::new(&job.spec) };
+    let (changes, updates_before) = (job.changes.clone(), job.updates_before());
+    let rules = Rules { stores, updates_before, changes, ..Rules::new(&job.spec) };
+    let changes = job.changes.len() as u32;
     let shards = ShardStore::new(store, job, rules.clone());
     let (session, (slot, incarnation)) = loop {
         let session = Session::open_with_retry(etcd, args.lease_ttl).await?;
@@ -368,7 +385,7 @@ async fn join(
     };
     let event_loop = EventLoopHandle::start(slot, incarnation, rules);
     let (holder, record) = (Holder::new(&session), record.clone());
-    Ok(Joined { session, holder, record, lease_ttl: args.lease_ttl, event_loop, shards })
+    Ok(Joined { session, holder, record, lease_ttl: args.lease_ttl, event_loop, shards, changes })
 }
 
 /// Completes after a request to drain, once the final checkpoint was taken or has failed.

@@ -350,9 +350,10 @@ class Run:
             time.sleep(_POLL_EVERY)
 
     def extend(self, *, passes: Optional[int] = None, steps: Optional[int] = None) -> int:
-        """Lets a job that has ended, or was stopped, train further; returns its new length.
+        """Lets the job train further; returns its new length.
 
-        It goes on from its last checkpoint when its processes are started again, with the same job:
+        A job that runs takes a checkpoint and goes on from it. One that has ended, or was stopped, goes on from its
+        last checkpoint when its processes are started again, with the same job:
         ``steadfast.local(job, data_dir=run.data_dir)``. Its parameters are then those of a job that had this length
         from the beginning.
 
@@ -362,12 +363,29 @@ class Run:
 
         Raises:
             InvalidError: The job cannot be extended; the message says why.
-            SteadfastError: The job runs, or has no checkpoint.
+            SteadfastError: The job has no checkpoint, or its processes are just starting or stopping.
         """
         if (passes is None) == (steps is None):
             raise InvalidError("exactly one of `passes` and `steps` is required")
         more = ("--passes", str(passes)) if steps is None else ("--steps", str(steps))
         return int(self._call("extend", *more))
+
+    def change(self, job: Job) -> int:
+        """Gives the job the settings of ``job``; returns from which step on they hold.
+
+        A job that runs takes a checkpoint and goes on from it with them. One that has ended, or was stopped, goes on
+        from its last checkpoint when its processes are started again:
+        ``steadfast.local(job, data_dir=run.data_dir)``. The learning rate, the bounds of the gradient, evaluations and
+        checkpoints may be others; steps before keep the settings that they were trained with.
+
+        Raises:
+            InvalidError: The job cannot be changed, or ``job`` is another one; the message says why.
+            SteadfastError: The job has no checkpoint, or its processes are just starting or stopping.
+        """
+        with tempfile.TemporaryDirectory() as directory:
+            file = pathlib.Path(directory, "job.toml")
+            file.write_text(job.to_toml(), "utf-8")
+            return int(self._call("change", str(file)))
 
     def _call(self, *args: str) -> str:
         command = [_program(), *args, *self._where]

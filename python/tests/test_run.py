@@ -258,6 +258,22 @@ def test_a_finished_job_is_extended_and_goes_on_with_the_same_call(tmp_path):
     assert (extended["passes"], extended["parameters_sha256"]) == (7, whole["parameters_sha256"])
 
 
+def test_a_stopped_job_goes_on_with_other_settings(tmp_path):
+    """I10: steps before a change keep the settings that they were trained with."""
+    first = softmax("changed", passes=3)
+    with steadfast.local(first, data_dir=tmp_path, progress=False) as run:
+        before = run.wait(timeout=60)
+    with pytest.raises(steadfast.InvalidError, match="has the settings that it has"):
+        run.change(first)
+    with pytest.raises(steadfast.InvalidError, match="`seed` differs"):
+        run.change(softmax("changed", passes=3, seed=99))
+    changed = softmax("changed", passes=3, checkpoint=dict(every_steps=7))
+    assert run.change(changed) == before["steps"]
+    assert run.extend(passes=2) == 5
+    with steadfast.local(changed, data_dir=tmp_path, progress=False) as run:
+        assert run.wait(timeout=60)["passes"] == 5
+
+
 def test_a_rule_of_ones_own_trains_and_its_average_is_returned(tmp_path):
     """S004-48: a rule that is written as text has the results of the built-in one; the average is of many steps."""
     text = "velocity = 0.9*velocity + g; p -= lr*velocity"

@@ -179,6 +179,14 @@ impl Cluster {
         }
     }
 
+    /// Returns the job file of a training job, with another number of kept checkpoints.
+    pub fn job_file(&self, keep: u32) -> Option<String> {
+        match &self.0.job {
+            Workload::Training(job) => Some(job.file_with_kept(keep)),
+            Workload::Elastic(_) => None,
+        }
+    }
+
     /// Returns all members, including former ones.
     pub fn members(&self) -> Vec<Member> {
         self.state().members.keys().copied().collect()

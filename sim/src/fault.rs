@@ -7,7 +7,8 @@ use futures::FutureExt;
 use steadfast_common::records::MasterRecord;
 use steadfast_proto::v1::master_client::MasterClient;
 use steadfast_proto::v1::{
-    DrainRequest, RestoreCheckpointRequest, StatusRequest, TakeCheckpointRequest,
+    AmendJobRequest, DrainRequest, RestoreCheckpointRequest, StatusRequest, TakeCheckpointRequest,
+    amend_job_request,
 };
 
 use crate::cluster::{Cluster, ETCD, Member, PERSON};
@@ -89,6 +90,8 @@ pub enum Fault {
     Checkpoint,
     /// An operator rolls the job back to one of its checkpoints.
     RollBack,
+    /// An operator changes how many checkpoints are kept.
+    Change(u32),
 }
 
 impl fmt::Display for Fault {
@@ -121,6 +124,7 @@ impl fmt::Display for Fault {
             Self::Storm(time) => write!(f, "storm of call failures for {time:.1?}"),
             Self::Checkpoint => f.write_str("request a checkpoint"),
             Self::RollBack => f.write_str("roll the job back to a checkpoint"),
+            Self::Change(keep) => write!(f, "change the job, keep {keep} checkpoints"),
             Self::Slots(slots) => write!(f, "set ps_desired to {slots}"),
         }
     }
@@ -194,6 +198,7 @@ impl Scene {
                 (it.refused, it.answer_lost, it.torn) = (0.3, 0.2, 0.2);
             }),
             Fault::Rot => self.rot(),
+            Fault::Change(keep) => self.change(*keep),
             Fault::Storm(time) => self.storm(*time),
             Fault::Checkpoint => self.ask(|mut master| async move {
                 let reply = master.take_checkpoint(TakeCheckpointRequest {}).await;
@@ -254,6 +259,15 @@ impl Scene {
             let request = RestoreCheckpointRequest { checkpoint, force: true };
             let reply = master.restore_checkpoint(request).await;
             tracing::info!(target: "fault", ?reply, "rolled back");
+        });
+    }
+
+    fn change(&self, keep: u32) {
+        let Some(job_file) = self.cluster.job_file(keep) else { return };
+        self.ask(|mut master| async move {
+            let amendment = Some(amend_job_request::Amendment::JobFile(job_file));
+            let reply = master.amend_job(AmendJobRequest { amendment }).await;
+            tracing::info!(target: "fault", ?reply, "changed");
         });
     }
 

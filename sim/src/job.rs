@@ -49,6 +49,8 @@ const WIDTH: usize = 3;
 pub struct Job {
     pub number: u64,
     pub spec: JobSpec,
+    /// The job file, without the number of kept checkpoints.
+    text: String,
     pub records: usize,
     /// Amount that one application of a record adds to its parameter (asynchronous mode).
     pub one: f32,
@@ -64,6 +66,10 @@ pub struct Job {
     pub converted_to: Option<DataFormat>,
 }
 
+fn with_kept(text: &str, keep: u64) -> String {
+    format!("{text}keep = {keep}\n")
+}
+
 /// Files of a stream, and the time between them.
 const FILES: usize = 3;
 pub const FILE_EVERY: Duration = Duration::from_secs(3);
@@ -72,6 +78,11 @@ impl Job {
     /// Returns whether the model has embedding tables.
     pub fn has_tables(&self) -> bool {
         self.spec.model.options.contains_key("tables")
+    }
+
+    /// Returns the job file with another number of kept checkpoints.
+    pub fn file_with_kept(&self, keep: u32) -> String {
+        with_kept(&self.text, keep.into())
     }
 
     /// Returns the job with this number.
@@ -151,13 +162,25 @@ impl Job {
              [model]\nkind = \"counting\"\n[model.options]\nrecords = {records}\n{tables}\
              [optimizer]\n{optimizer}[learning_rate]\nbase = 0.25\n{rhythm}\
              [gradients]\ncompression = \"{compression}\"\n[tasks]\n{limits}\
-             [evaluation]\nfraction = {held_out}\n{course}[checkpoint]\nkeep = {keep}\n{every}"
+             [evaluation]\nfraction = {held_out}\n{course}[checkpoint]\n{every}"
         );
-        let spec = job_file::parse(&text).unwrap_or_else(|error| panic!("{text}\n{error}"));
+        let file = with_kept(&text, keep);
+        let spec = job_file::parse(&file).unwrap_or_else(|error| panic!("{file}\n{error}"));
         let rhythm = &spec.asynchronous;
         let one = 0.25 / (rhythm.batch * rhythm.push_every) as f32;
         let (diverges, converted_to) = (false, None);
-        Self { number, spec, records, one, is_patient, bad, diverges, is_stream, converted_to }
+        Self {
+            number,
+            spec,
+            text,
+            records,
+            one,
+            is_patient,
+            bad,
+            diverges,
+            is_stream,
+            converted_to,
+        }
     }
 
     /// Returns a job whose parameters overflow while its gradients stay finite.
@@ -193,7 +216,18 @@ impl Job {
         let (number, one) = (JOBS + 1, 0.25 / LARGE_STEPS as f32);
         let bad = Vec::new();
         let (is_patient, diverges, is_stream, converted_to) = (true, false, false, None);
-        Self { number, spec, records, one, is_patient, bad, diverges, is_stream, converted_to }
+        Self {
+            number,
+            spec,
+            text,
+            records,
+            one,
+            is_patient,
+            bad,
+            diverges,
+            is_stream,
+            converted_to,
+        }
     }
 
     /// Returns the job of the catalog with the fewest steps among those in which no task is given up.

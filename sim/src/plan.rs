@@ -207,9 +207,10 @@ enum Kind {
     Slots,
     Checkpoint,
     RollBack,
+    Change,
 }
 
-const KINDS: [Kind; 20] = [
+const KINDS: [Kind; 21] = [
     Kind::Kill,
     Kind::Power,
     Kind::Stop,
@@ -230,11 +231,12 @@ const KINDS: [Kind; 20] = [
     Kind::Slots,
     Kind::Checkpoint,
     Kind::RollBack,
+    Kind::Change,
 ];
 
 /// Kinds of faults that need a store or slots, which elastic jobs do not have.
-const TRAINING_KINDS: [Kind; 5] =
-    [Kind::Store, Kind::Rot, Kind::Slots, Kind::Checkpoint, Kind::RollBack];
+const TRAINING_KINDS: [Kind; 6] =
+    [Kind::Store, Kind::Rot, Kind::Slots, Kind::Checkpoint, Kind::RollBack, Kind::Change];
 
 /// The distribution from which faults are drawn.
 struct Mix {
@@ -338,6 +340,7 @@ impl Mix {
             Kind::Storm => Fault::Storm(time),
             Kind::Checkpoint => Fault::Checkpoint,
             Kind::RollBack => Fault::RollBack,
+            Kind::Change => Fault::Change(rng.between(1, 4) as u32),
             Kind::Slots => Fault::Slots(rng.between(1, u64::from(self.pservers)) as u32),
         }
     }

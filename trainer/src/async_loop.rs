@@ -7,9 +7,9 @@ use std::time::Duration;
 use steadfast_common::ids::{Lane, Pass, TaskId};
 use steadfast_common::job::dataset::Records;
 use steadfast_common::job::schedule::mini_batches;
-use steadfast_common::job::spec::OptimizerSpec;
 use steadfast_common::records::DispatchRecord;
 use steadfast_common::records::applied_records::{RecordRange, checksum};
+use steadfast_common::records::change::Settings;
 use steadfast_common::records::position::Position;
 use steadfast_common::status::TimeBreakdown;
 use steadfast_common::tensor::finite::bounded;
@@ -274,11 +274,11 @@ impl Worker<'_> {
         let gradient = self.gradient.take().expect("a gradient was computed since the last push");
         let mut values = gradient.into_values();
         let mut rows = std::mem::take(&mut self.rows);
+        let bounds = self.context.session.job().settings_at(self.position.version);
         let weight = std::mem::take(&mut self.weight);
         let weight = std::mem::take(&mut self.is_weighted).then_some(weight);
         let divisor = weight.unwrap_or(records as f64);
-        let (layout, rules) = (self.context.layout(), &self.context.spec().optimizer);
-        clip(&mut values, &mut rows, layout, divisor, rules);
+        clip(&mut values, &mut rows, self.context.layout(), divisor, &bounds);
         if self.generation.pservers().rounds() {
             in_place(|| self.round(&mut values));
         }
@@ -358,13 +358,7 @@ impl Worker<'_> {
 /// Clips the mean gradient, given as a sum that is divided by `weight`: by value first, then by norm, as pservers do in
 /// synchronous mode with the norm over all slots. In asynchronous mode only the trainer has the whole
 /// gradient.
-fn clip(
-    values: &mut [f32],
-    rows: &mut [Rows],
-    layout: &Layout,
-    weight: f64,
-    rules: &OptimizerSpec,
-) {
+fn clip(values: &mut [f32], rows: &mut [Rows], layout: &Layout, weight: f64, rules: &Settings) {
     let Some(bound) = rules.clip_norm.filter(|_| 0.0 < weight) else { return };
     if let Some(most) = rules.clip_value.map(|most| most * weight as f32) {
         let clip = |value: &mut f32| *value = bounded(*value, most);

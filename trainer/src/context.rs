@@ -13,7 +13,7 @@ use steadfast_checkpoint::{
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Lane, Pass, TaskId, Version};
 use steadfast_common::job::dataset::{self, Records};
-use steadfast_common::job::spec::{JobSpec, Keep, Mode};
+use steadfast_common::job::spec::{EvaluationSpec, JobSpec, Keep, Mode};
 use steadfast_common::records::position::Position;
 use steadfast_common::records::{AVERAGE_MODEL, Best, EvaluationRecord, KeptModel, MODEL};
 use steadfast_common::status::TimeBreakdown;
@@ -413,6 +413,11 @@ impl Context {
         metrics.map(value).collect()
     }
 
+    /// Returns the rules of an evaluation of the parameters at a position.
+    pub fn evaluation_at(&self, position: &Position) -> EvaluationSpec {
+        self.session.job().evaluation_of(position.version)
+    }
+
     /// Returns whether the model prepares batches ahead.
     pub fn prepares(&self) -> bool {
         self.model.prepares()
@@ -432,7 +437,7 @@ impl Context {
     /// Returns whether an evaluation is due at a position; never if no records are held out.
     pub fn is_evaluated(&self, position: &Position) -> bool {
         let has_records = !self.tasks.dataset().manifest().held_out.is_empty();
-        has_records && self.spec().evaluation.is_due(position)
+        has_records && self.evaluation_at(position).is_due(position)
     }
 
     /// Returns whether the course of the job depends on an evaluation at this position: training goes on, or the job
@@ -440,7 +445,8 @@ impl Context {
     pub fn is_decisive(&self, position: &Position) -> bool {
         let spec = self.spec();
         let ends = spec.passes == Some(position.pass.0) || spec.steps == Some(position.version.0);
-        spec.evaluation.decides() && (ends || self.is_evaluated(position))
+        let rules = self.evaluation_at(position);
+        rules.decides() && (ends || self.is_evaluated(position))
     }
 
     /// Evaluates the parameters at a position on which the course of the job depends; writes them, if the job keeps the
@@ -475,7 +481,7 @@ impl Context {
             // All of its tasks are given up.
             (record.loss, record.metric) = (f64::NAN, f64::NAN);
         }
-        let rules = &self.spec().evaluation;
+        let rules = self.evaluation_at(position);
         let decided = rules.decided(before.as_ref(), record.clone());
         let best = decided.course.map(|course| course.best);
         let is_best = best.is_some_and(|best| best.version == position.version);
@@ -700,7 +706,8 @@ impl Context {
                 SavedModel { url, parameters_sha256, evaluation }
             }
         };
-        if self.spec().evaluation.keep == Keep::Best {
+        let changes = self.session.job().changes.iter().map(|it| it.before.evaluation.keep);
+        if changes.chain([self.spec().evaluation.keep]).any(|keep| keep == Keep::Best) {
             self.delete_all_kept().await;
         }
         election.finish(saved).await?;

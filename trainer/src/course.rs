@@ -3,10 +3,9 @@
 use std::collections::BTreeSet;
 
 use steadfast_common::ids::{TaskId, Version};
-use steadfast_common::job::spec::EvaluationSpec;
-use steadfast_common::records::EvaluationRecord;
 use steadfast_common::records::keys::Keys;
 use steadfast_common::records::position::Position;
+use steadfast_common::records::{EvaluationRecord, JobRecord};
 use steadfast_coord::{CoordError, Etcd, Mirror, Range};
 
 /// Follows the evaluations of a job.
@@ -23,12 +22,8 @@ impl Evaluations {
     ///
     /// # Errors
     /// If etcd does not answer.
-    pub async fn follow(
-        rules: &EvaluationSpec,
-        etcd: &Etcd,
-        keys: &Keys,
-    ) -> Result<Self, CoordError> {
-        let latest = match rules.decides() {
+    pub async fn follow(job: &JobRecord, etcd: &Etcd, keys: &Keys) -> Result<Self, CoordError> {
+        let latest = match job.has_decisive_evaluations() {
             true => Some(Mirror::start(etcd, Range::Key(keys.evaluation())).await?),
             false => None,
         };

@@ -137,8 +137,8 @@ pub async fn run_process(
                 warn!(%id, "lease lost: its work is reassigned; registering again");
                 readiness.set_not_ready("lease lost; waiting for etcd");
             }
-            Err(TrainError::Client(ClientError::Extended)) => {
-                info!(%id, "the job was extended; registering again");
+            Err(TrainError::Client(ClientError::Amended)) => {
+                info!(%id, "the job was extended or changed; registering again");
             }
             ending => {
                 ending?;
@@ -311,7 +311,7 @@ impl Program<'_> {
             false => Dataset::of(manifest),
             true => Dataset::stream(manifest, self.etcd, self.keys, &spec.name, &store).await?,
         };
-        let evaluations = Evaluations::follow(&spec.evaluation, self.etcd, self.keys).await?;
+        let evaluations = Evaluations::follow(job, self.etcd, self.keys).await?;
         let tasks = Tasks::new(dataset, options, spec.seed, model.clone(), in_use);
         let checked = registration.check_code(&model.modules(), self.accept_code_change).await;
         checked.map_err(not_registered)?;

@@ -269,7 +269,7 @@ impl Worker<'_> {
     /// Finds out how often evaluations have reduced the learning rate of the next step.
     async fn find_reductions(&mut self, position: &Position) -> Result<(), TrainError> {
         let context = self.context;
-        if context.spec().evaluation.reduce_on_plateau.is_none() {
+        if !context.session.job().may_reduce_rate() {
             return Ok(());
         }
         let (known, complete_to) = &mut self.reductions;
@@ -409,7 +409,7 @@ impl Worker<'_> {
             };
             let shares = parts.iter().map(weighted).collect();
             let (version, first) = (position.version, node.first());
-            let reductions = self.reductions.0.iter().filter(|it| **it <= version).count() as u32;
+            let reductions = self.context.session.job().reductions_at(&self.reductions.0, version);
             let name = LanesName { version, first, shares, reductions };
             self.push(name, sum);
         }
@@ -732,7 +732,7 @@ impl Worker<'_> {
             evaluated.map_err(|error| TrainError::TaskFailed(error.to_string()))??;
         }
         let is_due = is_ours && self.context.is_evaluated(position);
-        let is_due = is_due && !self.context.spec().evaluation.decides();
+        let is_due = is_due && !self.context.evaluation_at(position).decides();
         if !is_due || !self.evaluation.is_empty() {
             return Ok(());
         }

@@ -5,7 +5,7 @@ mod export;
 mod follow;
 mod list;
 pub mod manifests;
-mod now;
+pub mod now;
 mod restore;
 mod verify;
 

@@ -8,7 +8,7 @@ use steadfast_common::error::ErrorKind;
 use steadfast_process::{Failure, print_line};
 
 use super::manifests;
-use crate::job_args::JobArgs;
+use crate::job_args::{Job, JobArgs};
 use crate::job_master::CheckpointOutcome;
 
 /// The master retries a failed checkpoint several times.
@@ -25,12 +25,18 @@ pub struct NowArgs {
 pub async fn run(args: NowArgs) -> Result<ExitCode, Failure> {
     let job = args.job.find_with_checkpoints().await?;
     manifests::must_go_on(&job).await?;
+    print_line(take(&job).await?);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Requests a checkpoint from the acting master; returns its id.
+///
+/// # Errors
+/// If none was taken.
+pub async fn take(job: &Job) -> Result<String, Failure> {
     let mut master = job.master();
     let (why, latest) = match master.take_checkpoint(TIMEOUT).await? {
-        CheckpointOutcome { latest: Some(id), error: None } => {
-            print_line(id);
-            return Ok(ExitCode::SUCCESS);
-        }
+        CheckpointOutcome { latest: Some(id), error: None } => return Ok(id),
         CheckpointOutcome { latest, error: Some(error) } => (error, latest),
         CheckpointOutcome { latest: None, error: None } => {
             ("there is nothing to save yet".to_owned(), None)

@@ -190,7 +190,8 @@ async fn check_same_job(
         ErrorKind::Conflict,
         format!(
             "the job `{}` exists with another spec ({difference}); give the new one another name{}, or, to \
-             start over, {}; `steadfast extend` trains it further, and `[start]` begins a new one from its model",
+             start over, {}; `steadfast change` gives it another learning rate and other settings that may change, `steadfast extend` \
+             trains it further, and `[start]` begins a new one from its model",
             spec.name,
             if is_ours { " or another --data-dir" } else { "" },
             removal(&spec.name, &directory.shown(), is_ours)

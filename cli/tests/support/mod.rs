@@ -251,6 +251,7 @@ not_implemented! {
     begin_save: BeginSaveRequest => BeginSaveReply,
     finish_save: FinishSaveRequest => FinishSaveReply,
     restore_checkpoint: RestoreCheckpointRequest => RestoreCheckpointReply,
+    amend_job: AmendJobRequest => AmendJobReply,
     drain: DrainRequest => DrainReply,
     report_damage: ReportDamageRequest => ReportDamageReply,
     report_divergence: ReportDivergenceRequest => ReportDivergenceReply,

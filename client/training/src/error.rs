@@ -12,8 +12,8 @@ pub enum ClientError {
     #[error("the job has ended")]
     JobEnded,
     /// The trainer must register again.
-    #[error("the job was extended")]
-    Extended,
+    #[error("the job was extended or changed")]
+    Amended,
     #[error("{peer} rejected a request: {message}")]
     Rejected { peer: &'static str, kind: ErrorKind, message: String },
     #[error("cannot connect to a pserver: {0}")]
@@ -28,7 +28,7 @@ impl ClientError {
     /// Returns the kind of the error: what the caller does next.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::NewGeneration | Self::JobEnded | Self::Extended => ErrorKind::Stale,
+            Self::NewGeneration | Self::JobEnded | Self::Amended => ErrorKind::Stale,
             Self::Rejected { kind, .. } => *kind,
             Self::BadAddress(_) => ErrorKind::Invalid,
             Self::WrongLength { .. } => ErrorKind::Internal,

@@ -174,12 +174,13 @@ impl Session {
     /// lack their initial values: see [`GenerationClient::initialize`].
     ///
     /// # Errors
-    /// If the job has ended or was extended, or a pserver's address is invalid.
+    /// If the job has ended, was extended or changed, or a pserver's address is invalid.
     pub async fn join_generation(&self) -> Result<GenerationClient, ClientError> {
         let pserver_set = self.cluster.pserver_set().await?;
-        // A job that was extended has another end; it begins a generation, since it had ended.
+        // A job that was extended has another end, one that was changed has other evaluations. Either begins a
+        // generation.
         if self.job_now().await?.is_some_and(|job| job != self.job) {
-            return Err(ClientError::Extended);
+            return Err(ClientError::Amended);
         }
         let pservers = Pservers::new(
             self.cluster.clone(),

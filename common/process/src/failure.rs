@@ -70,6 +70,10 @@ impl From<JobFileError> for Failure {
 
 impl From<tonic::Status> for Failure {
     fn from(status: tonic::Status) -> Self {
+        if status.code() == tonic::Code::Unimplemented {
+            let message = "it does not know this call; use programs of one version";
+            return Self::invalid(message);
+        }
         Self::new(steadfast_proto::kind(&status), status.message())
     }
 }

@@ -29,15 +29,14 @@ pub enum More {
 
 impl JobRecord {
     /// Returns whether a job file with this digest of its spec is that of the job: with the passes or steps that it has
-    /// now, or had before an extension.
+    /// now, or had before an extension, and the settings that it has now, or had before it was changed while it ran.
     pub fn is_of(&self, spec_digest: &str) -> bool {
-        let before = self.extensions.iter().map(|it| self.of_length(it.passes, it.steps));
-        self.spec.digest() == spec_digest || before.into_iter().any(|it| it.digest() == spec_digest)
-    }
-
-    /// Returns the spec with other passes or steps.
-    fn of_length(&self, passes: Option<u32>, steps: Option<u64>) -> JobSpec {
-        JobSpec { passes, steps, ..self.spec.clone() }
+        let before = self.extensions.iter().map(|it| (it.passes, it.steps));
+        let lengths: Vec<_> = before.chain([(self.spec.passes, self.spec.steps)]).collect();
+        self.valid_settings().any(|spec| {
+            let of_length = |(passes, steps)| JobSpec { passes, steps, ..spec.clone() };
+            lengths.iter().any(|it| of_length(*it).digest() == spec_digest)
+        })
     }
 
     /// Returns the record of the job that trains further from the checkpoint of step `version`.
@@ -75,7 +74,7 @@ impl JobRecord {
         let has_more_steps = steps.is_some() && steps < next.spec.steps;
         let is_longer = (has_more_passes && steps == next.spec.steps)
             || (has_more_steps && passes == next.spec.passes);
-        let spec = next.of_length(passes, steps);
+        let spec = JobSpec { passes, steps, ..next.spec.clone() };
         let mut extensions = self.extensions.clone();
         extensions.push(extension.clone());
         let before = Self { spec, extensions: self.extensions.clone(), ..next.clone() };

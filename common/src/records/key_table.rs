@@ -121,7 +121,7 @@ pub const KEYS: &[Key] = {
         Key::new("given_up/<task>", "GivenUpRecord", Fenced),
         Key::new("stream/head", "StreamRecord", Fenced),
         Key::new("stream/passes/<pass>", "StreamPassRecord", Fenced),
-        Key::new("evaluation", "EvaluationRecord", Fenced),
+        Key::new("evaluation", "EvaluationRecord", Fenced).by(&[Master, Operator]),
         Key::new("checkpoints/latest", "String", Fenced),
         Key::new("checkpoints/<id>", "CheckpointRecord", Fenced),
         Key::new("agents/<id>", "AgentRecord", Compared).by(&[Agent, Master]).leased(),

@@ -1,6 +1,8 @@
 //! The values under a job's keys in etcd, as JSON.
 
+pub mod amendment;
 pub mod applied_records;
+pub mod change;
 pub mod code;
 pub mod contribution;
 pub mod course;
@@ -24,6 +26,7 @@ use crate::ids::{
     Attempt, Generation, Incarnation, Lane, Pass, RequestId, Slot, TaskId, TrainerId, Version,
 };
 use crate::job::spec::JobSpec;
+use crate::records::change::Change;
 use crate::records::extension::Extension;
 use crate::records::given_up::{Discarded, PassRanges};
 use crate::records::position::Position;
@@ -58,13 +61,17 @@ pub struct JobRecord {
     /// The extensions of the job; `spec` has the passes or steps after the last one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub extensions: Vec<Extension>,
+    /// The changes of the job's settings, in their order; `spec` has the settings after the last one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub changes: Vec<Change>,
 }
 
 impl JobRecord {
     /// Creates the record of a new job; `manifest` is the digest of its dataset manifest.
     pub fn new(spec: JobSpec, store: String, manifest: String) -> Self {
-        let (digest, extensions) = (spec.digest(), Vec::new());
-        Self { format: FORMAT, spec, digest, store, manifest, base: None, start: None, extensions }
+        let (digest, base, start) = (spec.digest(), None, None);
+        let (format, extensions, changes) = (FORMAT, Vec::new(), Vec::new());
+        Self { format, spec, digest, store, manifest, base, start, extensions, changes }
     }
 }
 
@@ -219,6 +226,9 @@ pub struct GenerationRecord {
     /// Why the previous generation ended.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
+    /// Number of changes of the job's settings that it takes into account.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub changes: u32,
 }
 
 /// `init`: the trainer that initializes the parameters of a generation.

@@ -108,6 +108,9 @@ pub enum Service {
     Continues,
 }
 
+/// Intervals at which checkpoints are taken, in milliseconds and in steps; `None` if they are not taken like this.
+pub type Intervals = (Option<u64>, Option<u64>);
+
 /// The schedule of checkpoints in one term.
 #[derive(Clone, Debug)]
 pub struct CheckpointSchedule {
@@ -147,8 +150,8 @@ struct Series {
 }
 
 impl CheckpointSchedule {
-    /// Returns the schedule of a term that begins now.
-    pub fn new(every_ms: Option<u64>, every_steps: Option<u64>, now: Millis) -> Self {
+    /// Returns the schedule of a term that begins now, with its intervals in milliseconds and in steps.
+    pub fn new((every_ms, every_steps): Intervals, now: Millis) -> Self {
         Self {
             every_ms,
             every_steps,
@@ -158,6 +161,12 @@ impl CheckpointSchedule {
             final_of: None,
             failures_in_a_row: 0,
         }
+    }
+
+    /// Changes the intervals. A request in service stays.
+    pub fn change(&mut self, (every_ms, every_steps): Intervals, now: Millis) {
+        (self.every_ms, self.every_steps) = (every_ms, every_steps);
+        self.due = every_ms.map(|every| after(now, every));
     }
 
     /// Accepts a request. The caller calls this only while no other request is in service.
@@ -409,7 +418,7 @@ mod tests {
 
     #[test]
     fn checkpoints_by_steps_take_the_next_multiple_and_lead_a_fast_job_further_each_time() {
-        let mut schedule = CheckpointSchedule::new(None, Some(5), NOW);
+        let mut schedule = CheckpointSchedule::new((None, Some(5)), NOW);
         let (versions, _) = serve(&mut schedule, &[past(16), past(31), Outcome::Committed]);
         assert_eq!(versions, [15, 25, 50]);
         assert_eq!(attempt(&mut schedule, NOW, at(10)).version, Version(55));
@@ -423,7 +432,7 @@ mod tests {
 
     #[test]
     fn failures_pause_longer_each_time_and_requests_do_not_wait_for_that() {
-        let mut schedule = CheckpointSchedule::new(None, Some(5), NOW);
+        let mut schedule = CheckpointSchedule::new((None, Some(5)), NOW);
         let mut now = NOW;
         for failures in 1..40 {
             let failed = attempt(&mut schedule, now, at(10));
@@ -447,7 +456,7 @@ mod tests {
 
     #[test]
     fn an_interrupted_attempt_runs_to_its_end_once_training_has_reached_its_version() {
-        let mut schedule = CheckpointSchedule::new(None, Some(5), NOW);
+        let mut schedule = CheckpointSchedule::new((None, Some(5)), NOW);
         let attempt = attempt(&mut schedule, NOW, at(10));
         let finishes =
             |request, version| CheckpointSchedule::finishes(&attempt, request, at(version));
@@ -460,7 +469,7 @@ mod tests {
 
     #[test]
     fn a_request_follows_a_fast_job_for_some_attempts_and_is_answered() {
-        let mut schedule = CheckpointSchedule::new(None, None, NOW);
+        let mut schedule = CheckpointSchedule::new((None, None), NOW);
         schedule.request(Request::Now);
         let outcomes = [past(10), past(15), past(30), Outcome::QueuesMoved, Outcome::Committed];
         let (versions, service) = serve(&mut schedule, &outcomes);
@@ -476,7 +485,7 @@ mod tests {
 
     #[test]
     fn a_request_continues_in_the_next_generation_after_a_pause() {
-        let mut schedule = CheckpointSchedule::new(None, None, NOW);
+        let mut schedule = CheckpointSchedule::new((None, None), NOW);
         schedule.request(Request::Now);
         assert_eq!(serve(&mut schedule, &[Outcome::OtherGeneration]).1, Service::Continues);
         let until = Millis(NOW.0 + IDLE_MS);
@@ -488,7 +497,7 @@ mod tests {
 
     #[test]
     fn one_that_is_due_takes_the_next_version_or_else_the_present_one() {
-        let mut schedule = CheckpointSchedule::new(Some(500), None, Millis(500));
+        let mut schedule = CheckpointSchedule::new((Some(500), None), Millis(500));
         assert_eq!(schedule.next(Millis(999), at(10)), Next::Wait(Some(NOW)));
         assert_eq!(schedule.next(NOW, at(10)), Next::Wait(Some(NOW)));
         schedule.wake(NOW);
@@ -506,7 +515,7 @@ mod tests {
     /// I12: if a checkpoint takes longer than `every`, the next one is always due.
     #[test]
     fn a_request_comes_before_a_checkpoint_that_is_due() {
-        let mut schedule = CheckpointSchedule::new(Some(500), Some(5), Millis(0));
+        let mut schedule = CheckpointSchedule::new((Some(500), Some(5)), Millis(0));
         assert_eq!(schedule.next(NOW, at(10)), Next::Wait(Some(Millis(500))));
         schedule.request(Request::Now);
         assert_eq!(attempt(&mut schedule, NOW, at(10)).trigger, Trigger::Request);
@@ -514,7 +523,7 @@ mod tests {
 
     #[test]
     fn the_final_checkpoint_is_attempted_once_in_each_generation() {
-        let mut schedule = CheckpointSchedule::new(None, None, NOW);
+        let mut schedule = CheckpointSchedule::new((None, None), NOW);
         assert_eq!(schedule.request(Request::Final(at(20))), Acceptance::Accepted);
         assert_eq!(serve(&mut schedule, &[past(21)]), (vec![20], Service::Over));
         assert_eq!(schedule.failures_in_a_row(), 1);

@@ -8,7 +8,8 @@ use steadfast_common::job::spec::Mode;
 use steadfast_common::records::given_up::GivenUpRecord;
 use steadfast_common::records::stream::{StreamPassRecord, StreamRecord};
 use steadfast_common::records::{
-    CheckpointRecord, Course, EvaluationRecord, GenerationRecord, InitRecord, ResultRecord,
+    CheckpointRecord, Course, EvaluationRecord, GenerationRecord, InitRecord, JobRecord,
+    ResultRecord,
 };
 
 use crate::given_up::GivenUp;
@@ -19,6 +20,8 @@ use crate::sync_tasks::{FailureFact, SyncTasks};
 /// A durable change.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Fact {
+    /// A user extended the job, or changed its settings.
+    Job(Box<JobRecord>),
     /// The queues of an asynchronous job changed.
     Queue(QueueFact),
     /// Failures of a synchronous job's tasks changed.
@@ -30,7 +33,7 @@ pub enum Fact {
     /// A trainer was elected to initialize the parameters, or finished.
     Init(InitRecord),
     /// The parameters were evaluated, or those that were evaluated are discarded.
-    Evaluation(Option<EvaluationRecord>),
+    Evaluation(Option<Box<EvaluationRecord>>),
     /// The manifest of a checkpoint was written or, without a record, deleted.
     Manifest { id: String, record: Option<Box<CheckpointRecord>> },
     /// Another checkpoint is the latest.
@@ -90,6 +93,7 @@ impl JobState {
     /// Applies one committed fact.
     pub fn evolve(&mut self, fact: &Fact) {
         match fact {
+            Fact::Job(_) | Fact::Manifest { .. } => {}
             Fact::Queue(fact) => {
                 let round = self.ledger.head().round;
                 self.ledger.evolve(fact);
@@ -101,8 +105,7 @@ impl JobState {
             Fact::HeldOutGivenUp { task, record } => self.held_out.set(*task, Some(record.clone())),
             Fact::Generation(record) => self.generation = Some(record.clone()),
             Fact::Init(record) => self.init = Some(record.clone()),
-            Fact::Evaluation(record) => self.evaluation = record.clone(),
-            Fact::Manifest { .. } => {}
+            Fact::Evaluation(record) => self.evaluation = record.as_deref().cloned(),
             Fact::Latest(id) => self.checkpoint = id.clone(),
             Fact::RoundDeleted { round } => {
                 self.stale_rounds.remove(round);

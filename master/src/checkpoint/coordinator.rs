@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use steadfast_common::ids::{Generation, Millis, Slot, Version};
-use steadfast_common::job::spec::{JobSpec, Mode};
+use steadfast_common::job::spec::{CheckpointSpec, JobSpec, Mode};
 use steadfast_common::records::keys::Keys;
 use steadfast_common::records::{CheckpointRecord, GenerationRecord};
 use steadfast_coord::{CoordError, Etcd, backoff, now};
@@ -198,17 +198,25 @@ impl CheckpointCoordinator {
         (coordinator, checkpoints, requests)
     }
 
-    /// Takes checkpoints as the spec demands and on request, until dropped.
+    /// Takes checkpoints as the job demands and on request, until dropped.
     pub async fn run(mut self, mut requests: CheckpointRequests) {
-        let every_ms = self.spec.checkpoint.every.map(|every| every.as_millis() as u64);
-        let mut schedule =
-            CheckpointSchedule::new(every_ms, self.spec.checkpoint.every_steps, now());
+        let mut rules = self.handle.checkpoints.clone();
+        let intervals = |rules: &CheckpointSpec| {
+            let every_ms = rules.every.map(|every| every.as_millis() as u64);
+            (every_ms, rules.every_steps)
+        };
+        let mut schedule = CheckpointSchedule::new(intervals(&rules.borrow_and_update()), now());
         loop {
+            // A change begins a generation, which ends an attempt that waits for its step.
+            if rules.has_changed().is_ok_and(|it| it) {
+                schedule.change(intervals(&rules.borrow_and_update()), now());
+            }
             match schedule.next(now(), self.progress()) {
                 Next::Wait(until) => {
                     tokio::select! {
                         biased;
                         Some(request) = requests.recv() => self.accept(&mut schedule, request),
+                        Ok(()) = rules.changed() => rules.mark_changed(),
                         () = sleep_until(until) => schedule.wake(now()),
                     }
                 }
@@ -376,7 +384,7 @@ impl CheckpointCoordinator {
     /// [`Self::delete_orphans`] of a later one.
     async fn collect_garbage(&mut self) {
         let Some(id) = self.uncollected.take() else { return };
-        let keep = self.spec.checkpoint.keep as usize;
+        let keep = self.handle.checkpoints.borrow().keep as usize;
         let (etcd, keys, store) = (&self.etcd, &self.keys, &self.store);
         let collected =
             garbage_collection::old_checkpoints(etcd, keys, store, &self.handle, keep, &id);

@@ -117,18 +117,31 @@ impl TrainingJob {
                 facts.into_iter().for_each(|fact| self.add(fact, decision));
                 Answer::Stream(reply, Ok(self.state.stream.record.clone()))
             }
-            Event::RollBack { reply, .. } if self.state.result.is_some() => {
-                Answer::Generation(reply, Err(ControlError::Over))
+            Event::RollBack { checkpoint, force, reply } => {
+                return self.want(Rollback::Wanted { checkpoint, force, reply }, decision);
             }
-            Event::RollBack { checkpoint, force, reply } => match self.live.rollback {
-                Some(Rollback::Wanted { .. }) => Answer::Generation(reply, Err(ControlError::Busy)),
-                Some(Rollback::Damaged { .. } | Rollback::Inconsistent { .. }) | None => {
-                    self.live.rollback = Some(Rollback::Wanted { checkpoint, force, reply });
-                    return;
-                }
-            },
+            Event::Amend { amendment, reply } => {
+                return self.want(Rollback::Amended { amendment, reply }, decision);
+            }
         };
         decision.effects.push(Effect::Answer(answer));
+    }
+
+    /// Notes a rollback that a user wants, unless another one is wanted.
+    fn want(&mut self, rollback: Rollback, decision: &mut Decision) {
+        let wanted = self.live.rollback.replace(rollback);
+        let error = match wanted {
+            Some(Rollback::Wanted { .. } | Rollback::Amended { .. }) => ControlError::Busy,
+            // A report of damage comes again.
+            Some(Rollback::Damaged { .. } | Rollback::Inconsistent { .. }) | None => {
+                match self.state.result {
+                    Some(_) => ControlError::Over,
+                    None => return,
+                }
+            }
+        };
+        self.reject_rollback(error, decision);
+        self.live.rollback = wanted;
     }
 
     /// Requests a rollback after the report that the checkpoint from which the present generation began is damaged. The
@@ -235,7 +248,7 @@ impl TrainingJob {
         self.check_caller(generation, failure.trainer)?;
         let (pass, task, reason) = (failure.pass, failure.task, &failure.reason);
         if self.is_held_out(task) {
-            if self.job.record.spec.evaluation.decides() {
+            if self.job.record.has_decisive_evaluations() {
                 // The trainer with the first lane evaluates, and all wait for it.
                 self.live.move_lane(failure);
             }
@@ -339,9 +352,10 @@ impl TrainingJob {
     /// Adds an evaluation. One that decides about the course of the job is counted once: a trainer repeats it if it does
     /// not know that another one was first.
     fn evaluated(&mut self, evaluation: EvaluationRecord, decision: &mut Decision) {
-        let rules = &self.job.record.spec.evaluation;
+        let rules = self.job.record.evaluation_of(evaluation.version);
         let known = self.state.evaluation.as_ref();
-        if rules.decides() && known.is_some_and(|known| evaluation.version <= known.version) {
+        let counts_once = |known: &EvaluationRecord| rules.decides() || known.course.is_some();
+        if known.is_some_and(|known| counts_once(known) && evaluation.version <= known.version) {
             return;
         }
         let mut evaluation = rules.decided(known, evaluation);
@@ -353,7 +367,7 @@ impl TrainingJob {
             let (step, passes) = (evaluation.version.0, evaluation.pass.0);
             info!(step, passes, "training ends early: the evaluations do not improve");
         }
-        self.add(Fact::Evaluation(Some(evaluation)), decision);
+        self.add(Fact::Evaluation(Some(evaluation.into())), decision);
     }
 
     fn begin_init(

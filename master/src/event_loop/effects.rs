@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use steadfast_common::ids::{Generation, TrainerId};
+use steadfast_common::job::spec::CheckpointSpec;
 use steadfast_common::records::QueueSnapshot;
 use steadfast_common::records::given_up::DiscardedTask;
 use steadfast_common::records::stream::StreamRecord;
@@ -22,6 +23,8 @@ pub(crate) enum Effect {
     Active(BTreeSet<TrainerId>),
     /// The lanes of trainers have changed.
     Assign(Arc<Assignments>),
+    /// The job takes checkpoints by other rules.
+    Checkpoints(Box<CheckpointSpec>),
     /// Publishes a status snapshot.
     Show,
     /// Reads the manifests, and the tasks of a round that an earlier master may have left.

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use steadfast_common::ids::{Generation, Incarnation, Slot, TaskId};
 use steadfast_common::job::spec::{EvaluationSpec, LostPserver, Mode};
 use steadfast_common::machine::Moment;
+use steadfast_common::records::amendment::{Amended, Amendment};
 use steadfast_common::records::{
     CheckpointRecord, EvaluationRecord, GenerationRecord, QueueSnapshot, ROLLED_BACK_TO,
 };
@@ -38,6 +39,8 @@ pub(crate) enum Start<'a> {
     AfterDamage,
     /// From the checkpoint that a user chose; in the same transaction, manifests change.
     Chosen { id: &'a str, manifests: &'a [Fact] },
+    /// From the latest checkpoint, with all its slots, because a user has changed the job.
+    Amended,
 }
 
 /// What a generation needs of etcd beside the state.
@@ -116,6 +119,7 @@ impl TrainingJob {
             checkpoint: point.checkpoint.as_ref().map(|(id, _)| id.clone()),
             kept,
             reason,
+            changes: self.job.record.changes.len() as u32,
         };
         let start = point.checkpoint.as_ref().map(|(_, manifest)| manifest.first_pass());
         let first = self.state.stream.record.first;
@@ -153,7 +157,7 @@ impl TrainingJob {
                 // Its parameters are discarded. Those of the checkpoint were trained with a reduced learning rate, and
                 // go on with it.
                 let left = evaluated.and_then(|it| EvaluationSpec::forgotten(it, &start));
-                self.add(Fact::Evaluation(left), decision);
+                self.add(Fact::Evaluation(left.map(Box::new)), decision);
             }
             self.live.position = start;
         }
@@ -166,7 +170,9 @@ impl TrainingJob {
     /// Selects the manifest to begin from.
     fn restore_point(&self, stored: &Stored, start: Start<'_>) -> RestorePoint {
         let (from, chosen) = match start {
-            Start::Latest | Start::AfterDamage => (self.state.checkpoint.as_deref(), None),
+            Start::Latest | Start::AfterDamage | Start::Amended => {
+                (self.state.checkpoint.as_deref(), None)
+            }
             Start::Chosen { id, .. } => (Some(id), Some(id)),
         };
         let mut candidates = stored.manifests.clone();
@@ -188,6 +194,7 @@ impl TrainingJob {
         let keeps_memory = spec.mode == Mode::Async
             && spec.asynchronous.lost_pserver == LostPserver::Continue
             && record.slots.len() == pserver_set.len()
+            && record.changes == self.job.record.changes.len() as u32
             && point.checkpoint.is_some();
         let same = pserver_set.iter().zip(&record.slots).enumerate();
         let same = same.filter(|(_, (holder, named))| keeps_memory && holder == named);
@@ -197,7 +204,7 @@ impl TrainingJob {
             // A slot that began from the damaged checkpoint is rolled back with the others, even if its own
             // shard was intact.
             Start::AfterDamage => slots.filter(|slot| record.kept.contains(slot)).collect(),
-            Start::Chosen { .. } => Vec::new(),
+            Start::Chosen { .. } | Start::Amended => Vec::new(),
         }
     }
 
@@ -309,8 +316,59 @@ impl TrainingJob {
                     }
                 }
             }
+            Rollback::Amended { amendment, reply } => {
+                match self.amend(moment, &amendment, stored, decision) {
+                    Ok(()) => {
+                        self.rolled_back = Some(RolledBack { later: VecDeque::new(), reply });
+                    }
+                    Err(error) => {
+                        let answer = Answer::Generation(reply, Err(error));
+                        decision.effects.push(Effect::Answer(answer));
+                        return Progress::None;
+                    }
+                }
+            }
         }
         Progress::Decided
+    }
+
+    /// Begins a generation from the latest checkpoint, from which the job goes on with an amendment.
+    fn amend(
+        &mut self,
+        moment: Moment,
+        amendment: &Amendment,
+        stored: Stored,
+        decision: &mut Decision,
+    ) -> Result<(), ControlError> {
+        let not_amended = |reason: &str| ControlError::NotAmended(reason.to_owned());
+        let point = self.restore_point(&stored, Start::Amended);
+        let Some((id, manifest)) = &point.checkpoint else {
+            return Err(not_amended("it has no checkpoint to go on from"));
+        };
+        if self.state.checkpoint.as_ref() != Some(id) {
+            return Err(not_amended("its latest checkpoint is damaged"));
+        }
+        let pserver_set = self.pserver_set().ok_or(ControlError::NotAllSlots)?;
+        let (job, evaluation) = (&self.job.record, self.state.evaluation.as_ref());
+        let amended = job.amended(amendment, manifest, evaluation, moment.unix_ms);
+        let Amended { mut record, evaluation } = amended.map_err(ControlError::NotAmended)?;
+        let reason = match amendment {
+            Amendment::Extend(_) => "the job was extended",
+            Amendment::Change(_) => {
+                record = record.changed_while_running();
+                "the settings of the job were changed"
+            }
+        };
+        let rules = Box::new(record.spec.checkpoint.clone());
+        self.add(Fact::Job(Box::new(record)), decision);
+        if evaluation != self.state.evaluation {
+            self.add(Fact::Evaluation(evaluation.map(Box::new)), decision);
+        }
+        // No slot keeps its memory, so it begins at once.
+        let (reason, start) = (reason.to_owned(), Start::Amended);
+        self.begin_generation(moment, stored, &pserver_set, reason, start, decision);
+        decision.effects.push(Effect::Checkpoints(rules));
+        Ok(())
     }
 
     /// Rolls back to a checkpoint that a user chose. Invalidates checkpoints that were committed after it
@@ -363,10 +421,11 @@ impl TrainingJob {
         Progress::None
     }
 
-    /// Rejects a rollback of a job that is over.
-    pub(crate) fn reject_rollback(&mut self, decision: &mut Decision) {
-        if let Some(Rollback::Wanted { reply, .. }) = self.live.rollback.take() {
-            let answer = Answer::Generation(reply, Err(ControlError::Over));
+    /// Rejects a rollback that a user wants.
+    pub(crate) fn reject_rollback(&mut self, error: ControlError, decision: &mut Decision) {
+        let wanted = self.live.rollback.take();
+        if let Some(Rollback::Wanted { reply, .. } | Rollback::Amended { reply, .. }) = wanted {
+            let answer = Answer::Generation(reply, Err(error));
             decision.effects.push(Effect::Answer(answer));
         }
     }

@@ -5,6 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Generation, Pass, TrainerId, Version};
+use steadfast_common::job::spec::CheckpointSpec;
+use steadfast_common::records::amendment::Amendment;
 use steadfast_common::records::given_up::DiscardedTask;
 use steadfast_common::records::position::Position;
 use steadfast_common::records::stream::{LeftOut, StreamPassRecord, StreamRecord};
@@ -139,6 +141,11 @@ pub enum Event {
         force: bool,
         reply: Reply<Generation>,
     },
+    /// A user extends the job, or changes its settings.
+    Amend {
+        amendment: Box<Amendment>,
+        reply: Reply<Generation>,
+    },
 }
 
 /// The reason and the target of a rollback.
@@ -155,6 +162,11 @@ pub enum Rollback {
     Wanted {
         checkpoint: String,
         force: bool,
+        reply: Reply<Generation>,
+    },
+    /// To the latest checkpoint, from which the job goes on as a user wants it to.
+    Amended {
+        amendment: Box<Amendment>,
         reply: Reply<Generation>,
     },
 }
@@ -213,8 +225,10 @@ pub enum ControlError {
     NotAllSlots,
     #[error("the job is over; `steadfast checkpoint export` still works")]
     Over,
-    #[error("another rollback was requested; retry")]
+    #[error("another rollback or change was requested; retry")]
     Busy,
+    #[error("it cannot be changed: {0}")]
+    NotAmended(String),
     #[error("the pass is not added: {0}")]
     StreamMoved(#[from] Refusal),
     #[error("this master is not the acting master")]
@@ -230,6 +244,7 @@ impl ControlError {
             Self::AllFailed { .. }
             | Self::NoSuchTask
             | Self::NoQueue
+            | Self::NotAmended(_)
             | Self::NotRestorable { .. } => ErrorKind::Invalid,
             Self::NoSuchCheckpoint(_) => ErrorKind::NotFound,
             Self::NeedsForce { .. } | Self::Over => ErrorKind::Conflict,
@@ -247,6 +262,8 @@ impl ControlError {
 pub struct EventLoopHandle {
     pub(crate) requests: mpsc::Sender<Input>,
     pub assignments: watch::Receiver<Arc<Assignments>>,
+    /// By which rules checkpoints are taken.
+    pub checkpoints: watch::Receiver<CheckpointSpec>,
     pub snapshot: watch::Receiver<Arc<StatusSnapshot>>,
     pub staleness_gate: Arc<StalenessGate>,
     pub(crate) timeline: Arc<Mutex<Timeline>>,

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use steadfast_common::job::spec::CheckpointSpec;
 use steadfast_common::records::keys::Keys;
 use steadfast_coord::term::Host;
 use steadfast_coord::{CoordError, Etcd, Mirror, Range, Transaction, View};
@@ -34,6 +35,8 @@ pub(crate) struct TrainingHost {
     tick: Interval,
     pub staleness_gate: Arc<StalenessGate>,
     pub assignments: watch::Sender<Arc<Assignments>>,
+    /// By which rules checkpoints are taken.
+    pub checkpoints: watch::Sender<CheckpointSpec>,
     pub snapshot: watch::Sender<Arc<StatusSnapshot>>,
     /// The mutex guards short reads and writes of the timeline.
     pub timeline: Arc<Mutex<Timeline>>,
@@ -58,7 +61,12 @@ impl TrainingHost {
     ///
     /// # Errors
     /// If etcd does not answer.
-    pub async fn open(etcd: &Etcd, keys: &Keys, own_address: &str) -> Result<Self, CoordError> {
+    pub async fn open(
+        etcd: &Etcd,
+        keys: &Keys,
+        own_address: &str,
+        rules: CheckpointSpec,
+    ) -> Result<Self, CoordError> {
         Ok(Self {
             etcd: etcd.clone(),
             keys: keys.clone(),
@@ -70,6 +78,7 @@ impl TrainingHost {
             tick: interval(TICK),
             staleness_gate: Arc::default(),
             assignments: watch::Sender::default(),
+            checkpoints: watch::Sender::new(rules),
             snapshot: watch::Sender::default(),
             timeline: Arc::default(),
         })
@@ -125,6 +134,9 @@ impl Host for TrainingHost {
             Effect::Active(trainers) => self.staleness_gate.set_active(&trainers),
             Effect::Assign(assignments) => {
                 self.assignments.send_replace(assignments);
+            }
+            Effect::Checkpoints(rules) => {
+                self.checkpoints.send_replace(*rules);
             }
             Effect::Show => self.show(job),
             Effect::Read { round } => {

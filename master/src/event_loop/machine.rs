@@ -16,7 +16,7 @@ use tracing::warn;
 
 use crate::event_loop::effects::Effect;
 use crate::event_loop::generations::{RolledBack, Stored};
-use crate::event_loop::handle::{Event, StalenessGate};
+use crate::event_loop::handle::{ControlError, Event, StalenessGate};
 use crate::event_loop::live_state::LiveState;
 use crate::event_loop::members::{Members, Views};
 use crate::job::Job;
@@ -103,6 +103,9 @@ impl TrainingJob {
     /// Applies a fact.
     pub fn add(&mut self, fact: Fact, decision: &mut Decision<Self>) {
         self.state.evolve(&fact);
+        if let Fact::Job(record) = &fact {
+            self.job.record = record.as_ref().clone();
+        }
         self.limits.passes = last_pass(&self.job.record.spec, &self.state);
         decision.facts.push(fact);
     }
@@ -209,7 +212,7 @@ impl Machine for TrainingJob {
             return;
         }
         if self.is_over() {
-            return self.reject_rollback(decision);
+            return self.reject_rollback(ControlError::Over, decision);
         }
         // First: no round begins while keys of it are left.
         if self.delete_finished(decision) == Progress::Decided
@@ -259,7 +262,8 @@ fn changes_of(event: &Event, state: &JobState) -> usize {
         | Event::AddPass { .. }
         | Event::EndStream { .. }
         | Event::ForgetPasses { .. }
-        | Event::RollBack { .. } => CHANGES_OF_ONE,
+        | Event::RollBack { .. }
+        | Event::Amend { .. } => CHANGES_OF_ONE,
     }
 }
 

@@ -155,8 +155,11 @@ impl TrainingJob {
         pserver_set.filter(|pserver_set| !pserver_set.is_empty())
     }
 
+    /// Returns whether the present generation is that of a pserver set, with the present settings of the job.
     fn is_present(&self, pserver_set: &[Incarnation]) -> bool {
-        self.state.generation.as_ref().is_some_and(|record| record.slots == pserver_set)
+        let changes = self.job.record.changes.len() as u32;
+        let present = self.state.generation.as_ref();
+        present.is_some_and(|record| record.slots == pserver_set && record.changes == changes)
     }
 
     /// Returns the slots that are no longer held by the incarnation that the current generation names.
@@ -169,6 +172,9 @@ impl TrainingJob {
 
     fn reason_for_generation(&self, pserver_set: &[Incarnation]) -> String {
         let Some(record) = &self.state.generation else { return "the job begins".to_owned() };
+        if record.changes != self.job.record.changes.len() as u32 {
+            return "the settings of the job were changed".to_owned();
+        }
         if record.slots.len() != pserver_set.len() {
             return format!(
                 "the number of slots changed from {} to {}",

@@ -60,7 +60,8 @@ impl EventLoop {
         }
         let lanes = Lanes::new(job.record.spec.sync.lanes, first_number);
         let live = LiveState::new(lanes, position, recoveries);
-        let mut host = TrainingHost::open(etcd, keys, own_address).await?;
+        let rules = job.record.spec.checkpoint.clone();
+        let mut host = TrainingHost::open(etcd, keys, own_address, rules).await?;
         let gate = host.staleness_gate.clone();
         gate.set_active(&holders(&state));
         let (keys, epoch, views) = (keys.clone(), leadership.epoch(), host.views()?);
@@ -69,6 +70,7 @@ impl EventLoop {
         let handle = EventLoopHandle {
             requests,
             assignments: host.assignments.subscribe(),
+            checkpoints: host.checkpoints.subscribe(),
             snapshot: host.snapshot.subscribe(),
             staleness_gate: gate,
             timeline: host.timeline.clone(),

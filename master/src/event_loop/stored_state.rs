@@ -198,6 +198,7 @@ async fn given_up(
 /// Adds the key changes of a fact to a transaction.
 pub(crate) fn write(keys: &Keys, fact: &Fact, to: &mut Transaction) {
     match fact {
+        Fact::Job(record) => to.add(Op::put(&keys.job(), record)),
         Fact::Queue(fact) => to.add(queue_op(keys, fact)),
         Fact::Failure(fact) => write_failure(keys, fact, to),
         Fact::HeldOutGivenUp { task, record } => {

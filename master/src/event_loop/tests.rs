@@ -13,6 +13,8 @@ use steadfast_common::job::dataset::{Chunk, Manifest};
 use steadfast_common::job::job_file;
 use steadfast_common::job::spec::Mode;
 use steadfast_common::machine::{Decision, Machine, Moment};
+use steadfast_common::records::amendment::Amendment;
+use steadfast_common::records::extension::More;
 use steadfast_common::records::keys::Keys;
 use steadfast_common::records::position::Position;
 use steadfast_common::records::{
@@ -50,11 +52,13 @@ enum Change {
     Checkpoint,
     /// A user requests a rollback to the first checkpoint.
     RollBack,
+    /// A user extends the job, or gives it another learning rate.
+    Amend,
     /// The checkpoint that the generation began from is damaged.
     Damaged,
 }
 
-const CHANGES: [Change; 8] = [
+const CHANGES: [Change; 9] = [
     Change::Pserver(0),
     Change::Pserver(1),
     Change::Trainer(1),
@@ -62,6 +66,7 @@ const CHANGES: [Change; 8] = [
     Change::Task(2),
     Change::Checkpoint,
     Change::RollBack,
+    Change::Amend,
     Change::Damaged,
 ];
 
@@ -119,6 +124,7 @@ impl Store {
         let generation: Option<GenerationRecord> = self.json(&self.keys.generation());
         let round = self.json(&self.keys.queue()).map_or(0, |head: QueueRecord| head.round);
         let manifests = self.manifests();
+        let job: Option<JobRecord> = self.json(&self.keys.job());
         self.revision += 1;
         let revision = self.revision;
         let mut changed = BTreeSet::new();
@@ -143,7 +149,22 @@ impl Store {
                 }
             }
         }
+        let amended: Option<JobRecord> = self.json(&self.keys.job());
+        if let Some(amended) = amended.filter(|it| job.as_ref() != Some(it)) {
+            self.check_amended(&amended, generation.as_ref());
+        }
         self.check(generation, round, manifests);
+    }
+
+    /// Checks a transaction that changes the job, given the generation before it.
+    fn check_amended(&self, job: &JobRecord, before: Option<&GenerationRecord>) {
+        let present: GenerationRecord = self.json(&self.keys.generation()).unwrap();
+        assert_ne!(Some(present.generation), before.map(|it| it.generation));
+        let (changes, extensions) = (job.changes.iter(), job.extensions.iter());
+        let versions = changes.map(|it| it.version).chain(extensions.map(|it| it.version));
+        assert_eq!((present.changes as usize, present.kept.len()), (job.changes.len(), 0));
+        let from = self.manifests()[&present.checkpoint.unwrap()].1.position.version;
+        assert!(versions.into_iter().any(|version| version == from));
     }
 
     /// Checks what holds for every transaction, given what was stored before it.
@@ -323,6 +344,17 @@ impl Outside {
             Change::RollBack => {
                 Event::RollBack { checkpoint: "c1".to_owned(), force: true, reply: reply() }
             }
+            Change::Amend => {
+                let amendment = match self.count % 2 {
+                    0 => Amendment::Extend(More::Passes(1)),
+                    _ => {
+                        let mut spec = self.job.record.spec.clone();
+                        spec.learning_rate.base = 1.0 / self.count as f32;
+                        Amendment::Change(Box::new(spec))
+                    }
+                };
+                Event::Amend { amendment: Box::new(amendment), reply: reply() }
+            }
             Change::Damaged => {
                 let checkpoint = generation.and_then(|it| it.checkpoint.clone());
                 let (checkpoint, reason) = (checkpoint.unwrap_or_default(), "bad".to_owned());
@@ -363,13 +395,17 @@ impl Host for Outside {
         stored_state::write(&self.keys, fact, transaction);
     }
 
-    async fn perform(&mut self, _: &TrainingJob, effect: Effect) -> Result<Option<Input>, Stop> {
+    async fn perform(&mut self, job: &TrainingJob, effect: Effect) -> Result<Option<Input>, Stop> {
         match effect {
             Effect::Read { round } => {
                 let stored = stored_state::read_stored(&self.memory, &self.keys, round).await?;
                 return Ok(Some(Input::Stored(stored)));
             }
             Effect::Answer(Answer::Generation(_, Ok(_))) => {
+                let begun = job.state.generation.as_ref().unwrap();
+                if !begun.reason.starts_with("rolled back to") {
+                    return Ok(None);
+                }
                 let manifests = self.memory.0.lock().unwrap().manifests();
                 let created = manifests["c1"].0;
                 let later = manifests.iter().filter(|(_, (other, _))| created < *other);
@@ -377,7 +413,11 @@ impl Host for Outside {
                     assert!(record.invalidated.is_some(), "{id} is valid after the answer");
                 }
             }
-            Effect::Answer(_) | Effect::Active(_) | Effect::Assign(_) | Effect::Show => {}
+            Effect::Answer(_)
+            | Effect::Active(_)
+            | Effect::Assign(_)
+            | Effect::Checkpoints(_)
+            | Effect::Show => {}
         }
         Ok(None)
     }
@@ -450,10 +490,14 @@ fn world(job: &Job, changes: &[Change], death: Death) -> Outside {
 fn machine(outside: &Outside, epoch: i64) -> TrainingJob {
     let Outside { job, memory, keys, .. } = outside;
     let state = block_on(stored_state::read(memory, keys, job)).unwrap();
+    let mut job = job.clone();
+    if let Some(amended) = memory.0.lock().unwrap().json(&keys.job()) {
+        job.record = amended;
+    }
     let lanes = Lanes::new(job.record.spec.sync.lanes, 0);
     let live = LiveState::new(lanes, Position::default(), Recoveries::default());
     let (gate, views) = (Arc::default(), outside.views());
-    TrainingJob::new(job.clone(), keys.clone(), epoch, state, live, views, gate)
+    TrainingJob::new(job, keys.clone(), epoch, state, live, views, gate)
 }
 
 /// Runs one master after the other until all changes have happened; returns the number of commits.
@@ -556,5 +600,31 @@ fn a_large_rewind_is_complete_whenever_its_master_dies() {
     for at in before + 1..=commits {
         run(&job, &changes, Death::Before(at));
         run(&job, &changes, Death::After(at));
+    }
+}
+
+/// I10: a pserver that kept its shard through an outage has the settings of the job as they were, and may be ahead of the
+/// checkpoint from which the others hold.
+#[test]
+fn a_changed_job_begins_a_generation_although_its_pservers_have_not_changed() {
+    for mode in ["", "mode = 'async'\nasync.lost_pserver = 'continue'"] {
+        let mut outside = world(&job(mode, 3), &BEFORE, Death::Never);
+        let memory = outside.memory.clone();
+        let lead = |outside: &mut Outside, epoch| {
+            let (term, _requests) = Term::new(machine(outside, epoch), memory.clone());
+            drop(block_on(term.run(outside, pending())));
+            let store = memory.0.lock().unwrap();
+            store.json::<GenerationRecord>(&store.keys.generation()).unwrap()
+        };
+        let before = lead(&mut outside, 1);
+        assert_eq!(lead(&mut outside, 2), before);
+        let record = &mut outside.job.record;
+        let mut spec = record.spec.clone();
+        spec.learning_rate.base = 0.5;
+        *record = record.changed(&spec, Version(20), 0).unwrap();
+        let after = lead(&mut outside, 3);
+        assert_eq!((after.generation.0, after.changes), (before.generation.0 + 1, 1));
+        assert_eq!((&after.slots, after.kept.len()), (&before.slots, 0));
+        assert_eq!(lead(&mut outside, 4), after);
     }
 }

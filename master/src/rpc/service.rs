@@ -6,6 +6,9 @@ use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{
     Attempt, Generation, Lane, Pass, RequestId, TaskId, TrainerId, Version,
 };
+use steadfast_common::job::job_file;
+use steadfast_common::records::amendment::Amendment;
+use steadfast_common::records::extension::More;
 use steadfast_common::records::given_up::Discarded;
 use steadfast_common::records::stream::LeftOut;
 use steadfast_common::records::{EvaluationRecord, JobOutcome, KeptModel, ResultRecord};
@@ -18,15 +21,15 @@ use steadfast_master_core::sync_tasks::{Cause, Failure};
 use steadfast_proto::v1::master_server::Master;
 use steadfast_proto::v1::next_task_request::Report as WireReport;
 use steadfast_proto::v1::{
-    AdvanceReply, AdvanceRequest, AllDone, BeginInitReply, BeginInitRequest, BeginSaveReply,
-    BeginSaveRequest, Caller, Dispatch, DrainReply, DrainRequest, Evaluation, FailTaskReply,
-    FailTaskRequest, FinishInitReply, FinishInitRequest, FinishSaveReply, FinishSaveRequest,
-    FollowReply, FollowRequest, GivenUp as WireGivenUp, Later, NextTaskReply, NextTaskRequest,
-    ReportDamageReply, ReportDamageRequest, ReportDivergenceReply, ReportDivergenceRequest,
-    ReportEvaluationReply, ReportEvaluationRequest, RestoreCheckpointReply,
-    RestoreCheckpointRequest, StatusReply, StatusRequest, TakeCheckpointReply,
-    TakeCheckpointRequest, begin_init_reply, begin_save_request, fail_task_request,
-    next_task_reply,
+    AdvanceReply, AdvanceRequest, AllDone, AmendJobReply, AmendJobRequest, BeginInitReply,
+    BeginInitRequest, BeginSaveReply, BeginSaveRequest, Caller, Dispatch, DrainReply, DrainRequest,
+    Evaluation, FailTaskReply, FailTaskRequest, FinishInitReply, FinishInitRequest,
+    FinishSaveReply, FinishSaveRequest, FollowReply, FollowRequest, GivenUp as WireGivenUp, Later,
+    NextTaskReply, NextTaskRequest, ReportDamageReply, ReportDamageRequest, ReportDivergenceReply,
+    ReportDivergenceRequest, ReportEvaluationReply, ReportEvaluationRequest,
+    RestoreCheckpointReply, RestoreCheckpointRequest, StatusReply, StatusRequest,
+    TakeCheckpointReply, TakeCheckpointRequest, amend_job_request, begin_init_reply,
+    begin_save_request, fail_task_request, next_task_reply,
 };
 use steadfast_proto::{status, v1};
 use tokio::sync::watch;
@@ -330,6 +333,28 @@ impl Master for Service {
         let RestoreCheckpointRequest { checkpoint, force } = request.into_inner();
         let generation = self.ask(|reply| Event::RollBack { checkpoint, force, reply }).await?;
         Ok(Response::new(RestoreCheckpointReply { generation: generation.0 }))
+    }
+
+    async fn amend_job(
+        &self,
+        request: Request<AmendJobRequest>,
+    ) -> Result<Response<AmendJobReply>, Status> {
+        let amendment = match request.into_inner().amendment {
+            Some(amend_job_request::Amendment::Passes(passes @ 1..)) => {
+                Amendment::Extend(More::Passes(passes))
+            }
+            Some(amend_job_request::Amendment::Steps(steps @ 1..)) => {
+                Amendment::Extend(More::Steps(steps))
+            }
+            Some(amend_job_request::Amendment::JobFile(text)) => {
+                let spec = job_file::parse(&text).map_err(|error| invalid(&error.to_string()))?;
+                Amendment::Change(Box::new(spec))
+            }
+            Some(_) | None => return Err(invalid("the request has no passes, steps or job file")),
+        };
+        let amendment = Box::new(amendment);
+        let generation = self.ask(|reply| Event::Amend { amendment, reply }).await?;
+        Ok(Response::new(AmendJobReply { generation: generation.0 }))
     }
 
     async fn drain(&self, _: Request<DrainRequest>) -> Result<Response<DrainReply>, Status> {

@@ -223,9 +223,9 @@ impl BlockStore {
         pass: Pass,
         applied: impl Fn(usize) -> bool,
     ) -> Result<Vec<Rows>, StorageError> {
-        let plateau = self.rules.plateau.as_ref();
+        let (learning_rate, plateau) = self.rules.learning_rate_at(self.position.version);
         let (updates, reductions) = (self.updates, self.reductions);
-        let update = RowUpdate { mean, updates, pass, plateau, reductions };
+        let update = RowUpdate { mean, updates, pass, learning_rate, plateau, reductions };
         let apply = |(table, sum)| self.tables.apply(table, sum, &update, &applied);
         sums.iter_mut().enumerate().map(apply).collect()
     }
@@ -325,15 +325,15 @@ impl BlockStore {
         self.applied_of[index]
     }
 
-    /// Returns whether the job clips by global norm, so that the norm over all slots must be known before a gradient is
-    /// applied.
-    pub(crate) fn clips_by_norm(&self) -> bool {
-        self.rules.optimizer.clip_norm.is_some()
+    /// Returns whether the job clips the next step by global norm, so that the norm over all slots must be known before its
+    /// gradient is applied.
+    pub fn clips_by_norm(&self) -> bool {
+        self.rules.clip_at(self.position.version).1.is_some()
     }
 
     /// Returns the mean of a sum, clipped by value, and by the global `norm` if it is given.
     pub(crate) fn mean(&self, by: Divisor, norm: Option<f64>) -> Mean {
-        let OptimizerSpec { clip_value, clip_norm, .. } = self.rules.optimizer;
+        let (clip_value, clip_norm) = self.rules.clip_at(self.position.version);
         Mean::new(by, clip_value).shrunk(norm, clip_norm)
     }
 
@@ -382,8 +382,8 @@ impl BlockStore {
 
     /// Returns the learning rate of the next update.
     fn rate(&self) -> f32 {
-        let rate = learning_rate(&self.rules.learning_rate, self.updates);
-        reduced(rate, self.rules.plateau.as_ref(), self.reductions)
+        let (spec, plateau) = self.rules.learning_rate_at(self.position.version);
+        reduced(learning_rate(spec, self.updates), plateau, self.reductions)
     }
 
     /// Returns the next update of a block.

@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use steadfast_common::ids::Version;
 use steadfast_common::job::average::AverageSpec;
 use steadfast_common::job::spec::{
     GroupSpec, JobSpec, LearningRateSpec, Mode, OptimizerSpec, PlateauSpec, TableSpec,
 };
+use steadfast_common::records::change::{Change, settings_before};
 use steadfast_common::tensor::compression::Codec;
 use steadfast_common::tensor::layout::{Block, Layout, ParamSpec};
 use steadfast_pserver_storage::{MemoryStores, RowStores};
@@ -26,6 +28,8 @@ pub struct Rules {
     pub updates_before: u64,
     /// How evaluations reduce the learning rate.
     pub plateau: Option<PlateauSpec>,
+    /// Changes of the settings; those above hold after the last one.
+    pub changes: Vec<Change>,
     /// Encoding of gradients, and the arithmetic that adds them.
     pub codec: Codec,
     /// Seed of the initial values of rows.
@@ -47,6 +51,7 @@ impl Default for Rules {
             average: None,
             updates_before: 0,
             plateau: None,
+            changes: Vec::new(),
             codec: Codec::Plain,
             seed: 0,
             tables: BTreeMap::new(),
@@ -66,10 +71,27 @@ impl Rules {
             average: spec.average,
             updates_before: 0,
             plateau: spec.evaluation.reduce_on_plateau,
+            changes: Vec::new(),
             codec: spec.gradients.codec(),
             seed: spec.seed,
             tables: spec.tables.clone(),
             stores: Arc::new(MemoryStores),
+        }
+    }
+
+    /// Returns the learning rate of the step that begins at `version`, and how evaluations reduce it.
+    pub fn learning_rate_at(&self, version: Version) -> (&LearningRateSpec, Option<&PlateauSpec>) {
+        match settings_before(&self.changes, version) {
+            Some(before) => (&before.learning_rate, before.evaluation.reduce_on_plateau.as_ref()),
+            None => (&self.learning_rate, self.plateau.as_ref()),
+        }
+    }
+
+    /// Returns the bounds of the gradient of the step that begins at `version`: of each value, and of the global norm.
+    pub fn clip_at(&self, version: Version) -> (Option<f32>, Option<f32>) {
+        match settings_before(&self.changes, version) {
+            Some(before) => (before.clip_value, before.clip_norm),
+            None => (self.optimizer.clip_value, self.optimizer.clip_norm),
         }
     }
 

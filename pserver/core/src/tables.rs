@@ -106,7 +106,8 @@ pub(crate) struct RowUpdate<'a> {
     pub updates: u64,
     /// The pass of the records.
     pub pass: Pass,
-    /// How evaluations reduce the learning rate, and how often they have.
+    /// The learning rate of the job, how evaluations reduce it, and how often they have.
+    pub learning_rate: &'a LearningRateSpec,
     pub plateau: Option<&'a PlateauSpec>,
     pub reductions: u32,
 }
@@ -146,7 +147,8 @@ struct TableRules {
     initial: Initial,
     seed: u64,
     optimizer: Optimizer,
-    learning_rate: LearningRateSpec,
+    /// That of the job when absent.
+    learning_rate: Option<LearningRateSpec>,
     admit_after: u32,
     expire_after: Option<u32>,
 }
@@ -387,7 +389,7 @@ impl TableRules {
             initial: param.initial,
             seed: rules.seed,
             optimizer: rules.optimizer_of(&param.name),
-            learning_rate: own.learning_rate.unwrap_or_else(|| rules.learning_rate.clone()),
+            learning_rate: own.learning_rate,
             admit_after: own.admit_after,
             expire_after: own.expire_after,
         }
@@ -547,7 +549,8 @@ impl Tables {
         applied: impl Fn(usize) -> bool,
     ) -> Result<Rows, StorageError> {
         let rules = &self.rows.spaces.rules[table];
-        let rate = learning_rate(&rules.learning_rate, update.updates);
+        let spec = rules.learning_rate.as_ref().unwrap_or(update.learning_rate);
+        let rate = learning_rate(spec, update.updates);
         let rate = reduced(rate, update.plateau, update.reductions);
         let mut before = Rows::new(rules.width);
         let ids = sum.ids().to_vec();

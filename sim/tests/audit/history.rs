@@ -320,7 +320,7 @@ fn a_rewritten_checkpoint_or_generation_is_reported() {
 
 /// I9: a job and its result are written once, but for an extension, which makes the job longer and deletes the result.
 #[test]
-fn only_an_extension_changes_a_job_and_deletes_its_result() {
+fn only_an_extension_or_a_change_of_settings_changes_a_job_and_deletes_its_result() {
     let mut cases = 0;
     for run in SYNC.iter().chain(&*ASYNC) {
         let mut ended = History::whole(run);
@@ -344,6 +344,14 @@ fn only_an_extension_changes_a_job_and_deletes_its_result() {
         extended.commit(vec![put(&result, &outcome)]);
         extended.assert_clean();
 
+        let mut spec = record.spec.clone();
+        spec.learning_rate.base *= 2.0;
+        let changed = record.changed(&spec, version, 0).unwrap();
+        let changed_elsewhere = record.changed(&spec, Version(version.0 + 1), 0).unwrap();
+        let mut other = ended.clone();
+        other.commit(vec![put(&job, &changed), (result.clone(), None)]);
+        other.assert_clean();
+
         let mut unrecorded = longer.clone();
         unrecorded.extensions.clear();
         let deletion = (result.clone(), None);
@@ -352,6 +360,8 @@ fn only_an_extension_changes_a_job_and_deletes_its_result() {
             vec![deletion],
             vec![put(&job, &longer), put(&result, &outcome)],
             vec![put(&job, &elsewhere), (result.clone(), None)],
+            vec![put(&job, &changed_elsewhere), (result.clone(), None)],
+            vec![put(&job, &JobRecord { spec, ..record.clone() })],
             vec![(job.clone(), None)],
         ] {
             let mut history = ended.clone();

@@ -59,6 +59,28 @@ fn an_extended_asynchronous_job_counts_each_record_once() {
     scene.audited("data");
 }
 
+/// S004-20, I4: an asynchronous job that is extended while it runs counts each record once in each pass.
+#[test]
+fn an_asynchronous_job_that_is_extended_while_it_runs_counts_each_record_once() {
+    let scene = Scene::new();
+    let job = Job::small()
+        .with("passes = 30", "passes = 40")
+        .with("mode = \"sync\"", "mode = \"async\"")
+        .with("[sync]\nlanes = 8\nmicro_batch = 16", "[async]\nbatch = 4");
+    let mut run = Run::start_in(&scene, &job, "data", &["--trainers", "2", "--pservers", "2"]);
+    run.until_pass(5);
+    assert_eq!(extended(&scene, "data", &["--passes", "10"]), "50");
+    for (pass, role) in [(10, "pserver"), (14, "trainer"), (18, "master")] {
+        run.until_pass(pass);
+        run.kill_one(role);
+    }
+    let ended = run.finish();
+    let once = Run::to_end(&scene, &job.with("passes = 40", "passes = 1"), "once", &[]);
+    let examples = |summary: &Value| summary["examples"].as_u64().expect("a number");
+    assert_eq!((ended["passes"].as_u64(), examples(&ended)), (Some(50), 50 * examples(&once)));
+    scene.audited("data");
+}
+
 /// A job that counts steps is extended by steps.
 #[test]
 fn an_extended_job_ends_at_its_new_step() {
@@ -77,8 +99,10 @@ fn a_job_that_cannot_be_extended_stays_as_it_is() {
     let scene = Scene::new();
     let mut run = Run::start_in(&scene, &Job::long(), "running", &[]);
     run.until_step(10);
-    assert_refused(&extend(&scene, "running", &["--passes", "1"]), 4, "stop its processes first");
-    run.finish();
+    assert_refused(&extend(&scene, "running", &["--steps", "1"]), 2, "extend it with --passes");
+    let most = u32::MAX.to_string();
+    assert_refused(&extend(&scene, "running", &["--passes", &most]), 2, "too many passes");
+    assert_eq!(run.finish()["passes"], 300);
 
     let ended = Run::to_end(&scene, &Job::small(), "ended", &[]);
     assert_refused(&extend(&scene, "ended", &["--steps", "1"]), 2, "extend it with --passes");

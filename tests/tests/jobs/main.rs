@@ -5,6 +5,7 @@
 
 mod audit;
 mod bad_input;
+mod change;
 mod checkpoints;
 mod cluster;
 mod convert;

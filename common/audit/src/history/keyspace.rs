@@ -149,7 +149,8 @@ impl<'a> Keyspace<'a> {
         }
     }
 
-    /// Returns the keys that a revision changes because it extends the job: the job, and its result, which is deleted.
+    /// Returns the keys that a revision changes because it extends the job, or changes its settings: the job, and its
+    /// result, which is deleted.
     fn extends(&self, revision: &Revision) -> Vec<String> {
         let (job, result) = (self.keys.job(), self.keys.result());
         let next =
@@ -159,9 +160,15 @@ impl<'a> Keyspace<'a> {
         let is_fenced = revision.changes.iter().any(|it| it.key == lock && it.value.is_some());
         let latest = self.latest.as_ref().and_then(|id| self.checkpoints.get(id));
         let is_extended = |next: &JobRecord| {
-            let from = next.extensions.last().map(|it| it.version);
-            let is_longer = self.job.as_ref().is_some_and(|known| known.is_extended_to(next));
-            is_fenced && is_longer && from == latest.map(|it| it.position.version)
+            let known = self.job.as_ref()?;
+            match known.is_extended_to(next) {
+                true => Some(next.extensions.last()?.version),
+                false => known.is_changed_to(next).then_some(next.changes.last()?.version),
+            }
+        };
+        let is_extended = |next: &JobRecord| {
+            let from = is_extended(next);
+            is_fenced && from.is_some() && from == latest.map(|it| it.position.version)
         };
         match next.is_some_and(|next| is_extended(&next)) {
             false => Vec::new(),

@@ -7,8 +7,11 @@ use bytes::Bytes;
 use proptest::prelude::*;
 use steadfast_common::ids::{Lane, Pass, Slot, TaskId, Version};
 use steadfast_common::job::average::AverageSpec;
-use steadfast_common::job::spec::{LearningRateSpec, Mode, OptimizerKind, OptimizerSpec};
+use steadfast_common::job::spec::{
+    CheckpointSpec, EvaluationSpec, LearningRateSpec, Mode, OptimizerKind, OptimizerSpec,
+};
 use steadfast_common::records::applied_records::{AppliedRecords, RecordRange};
+use steadfast_common::records::change::{Change, Settings};
 use steadfast_common::records::contribution::{LaneEnd, LaneShare};
 use steadfast_common::tensor::byte_segments::ByteSegments;
 use steadfast_common::tensor::layout::{BLOCK_LEN_MAX, Block, Layout, ParamSpec, UpdateRule};
@@ -601,6 +604,42 @@ fn a_step_has_the_learning_rate_that_its_contributions_name() {
     shard.set_reductions(Version(3), 2).unwrap();
     let error = shard.set_reductions(Version(3), 3).unwrap_err();
     assert!(error.is_fatal(), "{error}");
+}
+
+/// I10: steps before a change of the job's settings have those of their time.
+#[test]
+fn a_step_has_the_settings_that_held_for_it() {
+    let mut rules = rules(Mode::Sync);
+    rules.optimizer = OptimizerSpec { clip_value: Some(2.0), ..OptimizerSpec::default() };
+    rules.learning_rate.base = 0.5;
+    let rate = LearningRateSpec { base: 1.0, ..LearningRateSpec::default() };
+    let before = Settings {
+        learning_rate: rate,
+        clip_value: None,
+        clip_norm: None,
+        evaluation: EvaluationSpec::default(),
+        checkpoint: CheckpointSpec::default(),
+    };
+    rules.changes =
+        vec![Change { version: Version(2), before, at_unix_ms: 0, while_running: false }];
+    let layout = Arc::new(Layout::new(vec![ParamSpec::new("w", &[1])]));
+    let rules = Rules { lanes: 1, ..rules };
+    let (snapshot, tables) = initial_values(&layout, vec![vec![0.0]], &rules);
+    let mut shard = SyncShard::restore(layout, snapshot, tables, rules);
+    for (version, expected) in [(0, 8.0), (1, 16.0), (2, 17.0), (3, 18.0)] {
+        let blocks = vec![finite(0, &[-8.0])];
+        let part = Contribution {
+            records: 1,
+            loss_sum: 0.0,
+            checksum: 0,
+            weight: None,
+            blocks,
+            rows: Vec::new(),
+        };
+        offer(&mut shard, Version(version), 0, part, LaneEnd::MoreToCome).unwrap();
+        shard.finish_step(None).unwrap();
+        assert_eq!(**shard.parameters().values[0], [expected]);
+    }
 }
 
 /// An averaged tensor takes the mean over all records, whatever the optimizer, the learning rate and the
