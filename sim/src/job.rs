@@ -108,7 +108,23 @@ impl Job {
         // The same.
         let is_stream = number % 8 == 3 && bad.is_empty();
         let is_patient = rng.happens(0.8) && bad.is_empty() || is_stream;
-        let held_out = if is_stream { 0.0 } else { held_out };
+        // The same. Tables do not keep the best parameters.
+        let (course, passes_more) = match number % 6 {
+            0 => ("reduce_on_plateau = { factor = 0.5, patience = 1, min_delta = 1000 }\n", 1),
+            1 => ("patience = 1\nmin_delta = 0.01\n", 2),
+            2 => ("patience = 1\nkeep = \"best\"\n", 2),
+            _ => ("", 0),
+        };
+        // There must be a fourth task to hold out.
+        let decides = mode == Mode::Sync && !course.is_empty() && !is_stream && 4 <= tasks;
+        let (course, passes) = if decides { (course, passes + passes_more) } else { ("", passes) };
+        let by_steps =
+            if mode == Mode::Sync && 6 <= number % 12 { "every_steps = 3\n" } else { "" };
+        let held_out = match (is_stream, decides) {
+            (true, _) => 0.0,
+            (false, true) => 0.25,
+            (false, false) => held_out,
+        };
         let limits = match (is_patient, mode) {
             // Longer than the timeout of a run: a lost task must not be hidden by its deadline.
             (true, _) => "deadline = \"1h\"\nfailures_max = 1000\n",
@@ -144,13 +160,6 @@ impl Job {
             4 => "tables = true\n",
             _ => "",
         };
-        // The same. Tables do not keep the best parameters.
-        let decides = mode == Mode::Sync && 0.0 < held_out && bad.is_empty();
-        let (passes, course) = match number % 6 {
-            1 if decides => (passes + 2, "patience = 1\nmin_delta = 0.01\n"),
-            2 if decides => (passes + 2, "patience = 1\nkeep = \"best\"\n"),
-            _ => (passes, ""),
-        };
         let (end, files) = match is_stream {
             false => (format!("passes = {passes}\n[dataset]\n"), DATA),
             true => ("[dataset]\nfollow = true\n".to_owned(), "data-*.csv"),
@@ -162,7 +171,7 @@ impl Job {
              [model]\nkind = \"counting\"\n[model.options]\nrecords = {records}\n{tables}\
              [optimizer]\n{optimizer}[learning_rate]\nbase = 0.25\n{rhythm}\
              [gradients]\ncompression = \"{compression}\"\n[tasks]\n{limits}\
-             [evaluation]\nfraction = {held_out}\n{course}[checkpoint]\n{every}"
+             [evaluation]\nfraction = {held_out}\n{course}{by_steps}[checkpoint]\n{every}"
         );
         let file = with_kept(&text, keep);
         let spec = job_file::parse(&file).unwrap_or_else(|error| panic!("{file}\n{error}"));
@@ -233,7 +242,9 @@ impl Job {
     /// Returns the job of the catalog with the fewest steps among those in which no task is given up.
     pub fn smallest(mode: Mode) -> Self {
         let all = (0..JOBS).map(|number| Self::numbered(mode, number));
-        let patient = all.filter(|job| job.is_patient && !job.goes_on() && !job.is_stream);
+        let is_plain =
+            |job: &Self| !job.goes_on() && !job.is_stream && !job.spec.evaluation.decides();
+        let patient = all.filter(|job| job.is_patient && is_plain(job));
         let size = |job: &Self| job.records as u32 * job.spec.passes.unwrap_or(1);
         patient.min_by_key(size).expect("the catalog is not empty")
     }

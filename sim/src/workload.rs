@@ -81,6 +81,14 @@ impl Workload {
         }
     }
 
+    /// Returns whether evaluations decide about the course of the job.
+    pub fn decides(&self) -> bool {
+        match self {
+            Self::Training(job) => job.spec.evaluation.decides(),
+            Self::Elastic(_) => false,
+        }
+    }
+
     /// Returns a job with few steps.
     pub fn smallest(mode: Mode) -> Self {
         match mode.of_training() {

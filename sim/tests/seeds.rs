@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use steadfast_common::job::spec::DataFormat;
 use steadfast_sim::explore::{Deviation, pairs, single_calls, singles, small};
-use steadfast_sim::{Fault, Member, Mode, Plan, Role, Workload, run, shrink};
+use steadfast_sim::{Fault, Member, Mode, Plan, Role, Workload, record, run, shrink};
 
 const MODES: [Mode; 3] = [Mode::Sync, Mode::Async, Mode::Elastic];
 
@@ -65,10 +65,26 @@ fn a_job_of_more_slots_than_a_transaction_takes_survives_the_loss_of_one() {
     plan.shape.slots = 136;
     plan.shape.pservers = 136;
     let last = Member { role: Role::Pserver, number: 135 };
-    plan.faults = [3, 6].map(|second| (Duration::from_secs(second), Fault::Kill(last))).to_vec();
+    plan.faults = [1, 2].map(|second| (Duration::from_secs(second), Fault::Kill(last))).to_vec();
     let outcome = run(&plan);
     assert!(outcome.broken.is_empty(), "{plan}{outcome}");
     assert!(2 <= outcome.generations, "{outcome}");
+}
+
+/// I10: evaluations reduce the learning rate of the same steps, whatever fails.
+#[test]
+fn a_learning_rate_that_evaluations_reduce_is_the_same_whatever_fails() {
+    let reduces = |plan: &Plan| match &plan.job {
+        Workload::Training(job) => job.spec.evaluation.reduce_on_plateau.is_some(),
+        Workload::Elastic(_) => false,
+    };
+    for plan in (1..).map(|seed| Plan::of_seed(Mode::Sync, seed)).filter(reduces).take(20) {
+        let (outcome, recording) = record(&plan);
+        assert!(outcome.broken.is_empty(), "{plan}{outcome}");
+        let changes = recording.revisions.iter().flat_map(|it| &it.changes);
+        let mut values = changes.filter_map(|it| it.value.as_ref());
+        assert!(values.any(|it| it.contains("\"reductions\":[")), "{plan}{outcome}");
+    }
 }
 
 /// I1 … I10: formats that are decoded on threads, which fetch what they need meanwhile, are simulated as well.

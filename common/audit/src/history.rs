@@ -78,6 +78,8 @@ pub enum Rule {
     Checkpoints,
     /// Records that are written once do not change.
     Once,
+    /// What decides about the course of a job follows from its evaluations, each of which counts once.
+    Course,
     /// Each value has the format that its key requires.
     Value,
     /// Round numbers increase by one. The number of members is allowed, ranks have no gaps, members of the last

@@ -6,7 +6,7 @@ use steadfast_common::job::spec::LostPserver;
 use steadfast_common::records::applied_records::{AppliedPass, TaskRanges};
 use steadfast_common::records::code::CodeChange;
 use steadfast_common::records::given_up::GivenUpRecord;
-use steadfast_common::records::{GenerationRecord, JobOutcome, QueueSnapshot};
+use steadfast_common::records::{Course, GenerationRecord, JobOutcome, QueueSnapshot};
 
 use crate::evidence::{
     add, applied, applied_mut, assert_finds, changed, checkpoint, checkpoint_mut, subtract,
@@ -238,8 +238,12 @@ fn counts_of_unknown_tasks_are_reported() {
 #[test]
 fn a_result_with_other_tasks_or_numbers_is_reported() {
     for runs in [&*SYNC, &*ASYNC] {
-        let is_finished =
-            |it: &Evidence| it.result.as_ref().is_some_and(|it| it.state == JobOutcome::Finished);
+        let is_finished = |it: &Evidence| {
+            let course = it.evaluation.as_ref().and_then(|it| it.course.as_ref());
+            let ended_early = course.is_some_and(Course::has_ended);
+            let result = it.result.as_ref().filter(|_| !ended_early);
+            result.is_some_and(|it| it.state == JobOutcome::Finished)
+        };
         let mut evidence = some(runs, is_finished);
         let result = evidence.result.as_mut().expect("the job has ended");
         result.examples += 1;

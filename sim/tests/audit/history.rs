@@ -6,12 +6,12 @@ use steadfast_common::job::schedule::task_order;
 use steadfast_common::records::extension::More;
 use steadfast_common::records::key_table::{KEYS, Key};
 use steadfast_common::records::{
-    CheckpointRecord, GenerationRecord, JobRecord, LockRecord, QueueRecord, ROLLED_BACK_TO,
-    ResultRecord, TaskRecord,
+    CheckpointRecord, EvaluationRecord, GenerationRecord, JobRecord, LockRecord, QueueRecord,
+    ROLLED_BACK_TO, ResultRecord, TaskRecord,
 };
 use uuid::Uuid;
 
-use crate::recorded::{ASYNC, History, Run, SYNC, cuts, put};
+use crate::recorded::{ASYNC, DECIDING, History, Run, SYNC, cuts, put};
 
 /// The queues of a history of an asynchronous job.
 struct Queues {
@@ -253,6 +253,39 @@ fn generations_that_do_not_increase_by_one_are_reported() {
         history.commit(vec![put(history.run.keys.generation(), &record)]);
         history.assert_reports(Rule::Generations, "");
     }
+}
+
+/// I10: a master that decides about the course of a job otherwise than its evaluations is found.
+#[test]
+fn a_course_that_does_not_follow_from_the_evaluations_is_reported() {
+    let present = |it: &History| it.value::<EvaluationRecord>(&it.run.keys.evaluation());
+    let decides = |it: &History| present(it).is_some_and(|it| it.course.is_some());
+    let mut cases = 0;
+    for (case, mut history) in cuts(&DECIDING, decides).into_iter().enumerate() {
+        let known = present(&history).expect("it was there");
+        let next = EvaluationRecord {
+            pass: Pass(known.pass.0 + 1),
+            version: Version(known.version.0 + 7),
+            loss: known.loss / 2.0,
+            course: None,
+            model: None,
+            ..known.clone()
+        };
+        let rules = &history.run.spec().evaluation;
+        let mut next = rules.decided(Some(&known), next);
+        let course = next.course.as_mut().expect("it decides");
+        match case % 4 {
+            0 => course.end = Some(known.pass),
+            1 => course.without_improvement += 1,
+            // The same evaluation counts twice.
+            _ => next = known,
+        }
+        let key = history.run.keys.evaluation();
+        history.commit(vec![if case % 4 == 3 { (key, None) } else { put(key, &next) }]);
+        history.assert_reports(Rule::Course, "");
+        cases += 1;
+    }
+    assert!(2 < cases, "{cases} cases");
 }
 
 /// I9

@@ -37,14 +37,25 @@ pub static ASYNC: LazyLock<Vec<Run>> = LazyLock::new(|| runs(Mode::Async));
 /// Runs of elastic jobs.
 pub static ELASTIC: LazyLock<Vec<Run>> = LazyLock::new(|| runs(Mode::Elastic));
 
-fn runs(mode: Mode) -> Vec<Run> {
-    let run = |seed| {
-        let plan = Plan::of_seed(mode, seed);
-        let (outcome, recording) = record(&plan);
-        let (keys, job) = (Keys::of_job(plan.job.name()), plan.job);
-        Run { seed, job, keys, outcome, recording }
+/// Runs of synchronous training whose course depends on evaluations.
+pub static DECIDING: LazyLock<Vec<Run>> = LazyLock::new(|| {
+    let decides = |plan: &Plan| match &plan.job {
+        Workload::Training(job) => job.spec.evaluation.decides(),
+        Workload::Elastic(_) => false,
     };
-    (1..=SEEDS).map(run).collect()
+    let seeds = (1..).filter(|seed| decides(&Plan::of_seed(Mode::Sync, *seed)));
+    seeds.take(SEEDS as usize / 2).map(|seed| run(Mode::Sync, seed)).collect()
+});
+
+fn runs(mode: Mode) -> Vec<Run> {
+    (1..=SEEDS).map(|seed| run(mode, seed)).collect()
+}
+
+fn run(mode: Mode, seed: u64) -> Run {
+    let plan = Plan::of_seed(mode, seed);
+    let (outcome, recording) = record(&plan);
+    let (keys, job) = (Keys::of_job(plan.job.name()), plan.job);
+    Run { seed, job, keys, outcome, recording }
 }
 
 impl Run {

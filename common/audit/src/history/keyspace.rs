@@ -3,9 +3,12 @@
 use std::collections::BTreeMap;
 
 use steadfast_common::ids::Generation;
+use steadfast_common::job::spec::EvaluationSpec;
 use steadfast_common::records::key_table::Key;
 use steadfast_common::records::keys::Keys;
-use steadfast_common::records::{CheckpointRecord, GenerationRecord, JobRecord, ROLLED_BACK_TO};
+use steadfast_common::records::{
+    CheckpointRecord, EvaluationRecord, GenerationRecord, JobRecord, ROLLED_BACK_TO,
+};
 
 use super::records::read;
 use super::{Change, HistoryReport, Revision, Rule};
@@ -20,6 +23,7 @@ pub(super) struct Keyspace<'a> {
     checkpoints: BTreeMap<String, CheckpointRecord>,
     latest: Option<String>,
     job: Option<JobRecord>,
+    evaluation: Option<EvaluationRecord>,
 }
 
 struct Lock {
@@ -37,6 +41,7 @@ impl<'a> Keyspace<'a> {
             checkpoints: BTreeMap::new(),
             latest: None,
             job: None,
+            evaluation: None,
         };
         // Violations within the initial state are not reported.
         let mut unseen = HistoryReport::default();
@@ -69,6 +74,9 @@ impl<'a> Keyspace<'a> {
             if !extends.contains(&change.key) {
                 self.check_once(at, change, report);
             }
+            if change.key == self.keys.evaluation() {
+                self.check_course(revision, change, report);
+            }
             self.apply(at, change, report);
         }
         self.check_rollback(revision, report);
@@ -83,6 +91,55 @@ impl<'a> Keyspace<'a> {
             let text = format!("the latest checkpoint moved back from {id_before} to {id}");
             report.breaks(at, Rule::Checkpoints, text);
         }
+    }
+
+    /// Checks that what is said to follow from the evaluations so far does follow from them.
+    fn check_course(&self, revision: &Revision, change: &Change, report: &mut HistoryReport) {
+        let at = revision.revision;
+        let Some(job) = &self.job else { return };
+        let changes_job = revision.changes.iter().any(|it| it.key == self.keys.job());
+        let known = self.evaluation.as_ref();
+        // A change of the job forgets evaluations from its step on.
+        if changes_job {
+            return;
+        }
+        let has_course = known.is_some_and(|it| it.course.is_some());
+        if change.value.is_none() {
+            if has_course && self.forgets(revision).is_none_or(|left| left.is_some()) {
+                let text = "the course of the job was deleted without a rollback".to_owned();
+                report.breaks(at, Rule::Course, text);
+            }
+            return;
+        }
+        let Some(record) = read::<EvaluationRecord>(at, change, report) else { return };
+        let rules = job.evaluation_of(record.version);
+        // As text: NaN is not equal to itself.
+        let is_same = |it: &EvaluationRecord| {
+            serde_json::to_string(it).ok() == serde_json::to_string(&record).ok()
+        };
+        let counts_once = rules.decides() || has_course;
+        let is_later = !counts_once || known.is_none_or(|known| known.version < record.version);
+        let undecided = EvaluationRecord { course: None, ..record.clone() };
+        let follows = is_later && is_same(&rules.decided(known, undecided));
+        let left = self.forgets(revision).flatten();
+        if !follows && !left.is_some_and(|left| is_same(&left)) {
+            let text = format!(
+                "the course after the evaluation of step {} does not follow from the evaluations so far",
+                record.version
+            );
+            report.breaks(at, Rule::Course, text);
+        }
+    }
+
+    /// Returns what a requested rollback of a revision leaves of the latest evaluation; `None` if the revision begins no
+    /// generation.
+    fn forgets(&self, revision: &Revision) -> Option<Option<EvaluationRecord>> {
+        let begun = revision.changes.iter().find(|it| it.key == self.keys.generation())?;
+        let record: GenerationRecord = serde_json::from_str(begun.value.as_ref()?).ok()?;
+        let from = record.checkpoint.and_then(|id| self.checkpoints.get(&id));
+        let position = from.map(|from| from.position).unwrap_or_default();
+        let latest = self.evaluation.as_ref();
+        Some(latest.and_then(|latest| EvaluationSpec::forgotten(latest, &position)))
     }
 
     /// Checks that checkpoints are abandoned no earlier than by the generation that begins from another one. If the
@@ -190,6 +247,9 @@ impl<'a> Keyspace<'a> {
         } else if *key == self.keys.job() {
             let record = change.value.as_ref();
             self.job = record.and_then(|it| serde_json::from_str(it).ok());
+        } else if *key == self.keys.evaluation() {
+            let record = change.value.as_ref();
+            self.evaluation = record.and_then(|it| serde_json::from_str(it).ok());
         } else if *key == self.keys.generation() {
             self.apply_generation(at, change, report);
         } else if *key == self.keys.checkpoint_latest() {
