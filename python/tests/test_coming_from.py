@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import pathlib
 import re
 import sys
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import safetensors.torch
 import steadfast
@@ -34,6 +36,19 @@ def code(directory: pathlib.Path) -> None:
         name = re.match(r"# (\w+\.py)\n", text)
         assert name, text
         (directory / name[1]).write_text(text)
+
+
+def test_a_split_by_a_column_has_each_group_on_one_side(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    data = ROOT / "examples" / "data" / "digits.parquet"
+    importlib.import_module("split").split(data, "digit", [3, 5])
+    sides = [pq.read_table(name)["digit"].to_pylist() for name in ("training.parquet", "validation.parquet")]
+    assert set(sides[1]) == {3, 5} and not {3, 5} & set(sides[0])
+    assert sorted(sides[0] + sides[1]) == sorted(pq.read_table(data)["digit"].to_pylist())
 
 
 @pytest.mark.parametrize("section", blocks("toml")[1:])
