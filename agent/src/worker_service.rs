@@ -312,6 +312,7 @@ impl Worker for Service {
         let all = |state: &State| ChangesReply {
             revision: state.revision,
             changes: state.changes.clone(),
+            round: state.placement.as_ref().map_or(0, |placement| placement.record.round.0),
         };
         let newer = |state: &State| (revision < state.revision).then(|| all(state));
         Ok(Response::new(self.0.until(wait_ms, newer, all).await))

@@ -90,7 +90,7 @@ fn well_formed() -> Vec<Vec<u8>> {
     let watch = v1::WatchRequest { node, round: 3, known_change: -1, report, ..Default::default() };
     let share = v1::ShareStateRequest { state: Some(vec![3].into()), token: 300 };
     let changes = vec![v1::MemberChange { revision: 9, removed: true, added: false }; 2];
-    let changes = v1::ChangesReply { revision: 9, changes };
+    let changes = v1::ChangesReply { revision: 9, changes, round: 2 };
     let worker = v1::WorkerAssignment { round: 2, rank: 1, world_size: 2, ..Default::default() };
     let next = v1::NextRoundReply { next: Some(v1::next_round_reply::Next::Assignment(worker)) };
     vec![

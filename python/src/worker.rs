@@ -9,13 +9,13 @@ use pyo3::exceptions::{PyOSError, PyTimeoutError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use steadfast_common::role::Role;
+use steadfast_elastic_client::SeenChanges;
 use steadfast_net::{Channel, TlsIdentity};
 use steadfast_proto::WorkerToken;
 use steadfast_proto::v1::worker_client::WorkerClient;
 use steadfast_proto::v1::{
-    BeginCommitRequest, ChangesRequest, EndCommitRequest, LastCommitRequest, MemberChange,
-    NextRoundRequest, ProgressRequest, SuspectRequest, WorkerAssignment, next_round_reply,
-    suspect_reply::Verdict,
+    BeginCommitRequest, ChangesRequest, EndCommitRequest, LastCommitRequest, NextRoundRequest,
+    ProgressRequest, SuspectRequest, WorkerAssignment, next_round_reply, suspect_reply::Verdict,
 };
 use tokio::runtime::Runtime;
 use tonic::Status;
@@ -54,15 +54,8 @@ pub struct Worker {
     client: Client,
     local_rank: u32,
     /// Follows the changes. The mutexes guard only their fields.
-    seen: Arc<Mutex<Seen>>,
+    seen: Arc<Mutex<SeenChanges>>,
     assignment: Mutex<WorkerAssignment>,
-}
-
-/// The changes of the worker's round that are known.
-#[derive(Debug, Default)]
-struct Seen {
-    revision: i64,
-    changes: Vec<MemberChange>,
 }
 
 /// The place of a worker in a round.
@@ -129,7 +122,7 @@ impl Worker {
         let of_first = client.clone();
         let first = async move { first_assignment(of_first, local_rank).await };
         let assignment = wait(py, &runtime, CALL_TIMEOUT, no_answer(), first)?;
-        let seen = Arc::<Mutex<Seen>>::default();
+        let seen = Arc::<Mutex<SeenChanges>>::default();
         runtime.spawn(follow(client.clone(), local_rank, seen.clone()));
         let process = std::process::id();
         Ok(Self { process, runtime, client, local_rank, seen, assignment: Mutex::new(assignment) })
@@ -142,13 +135,10 @@ impl Worker {
 
     /// Returns the newest revision of the members, and the bits of all changes after `since`. Does not block.
     fn changes(&self, since: i64) -> (i64, u32) {
-        let seen = self.seen.lock().expect("no holder panics");
-        let newer = seen.changes.iter().filter(|change| since < change.revision);
-        let bits = newer.fold(0, |bits, change| {
-            let removed = if change.removed { REMOVED } else { 0 };
-            bits | removed | if change.added { ADDED } else { 0 }
-        });
-        (seen.revision, bits)
+        let round = self.assignment.lock().expect("no holder panics").round;
+        let change = self.seen.lock().expect("no holder panics").after(since, round);
+        let removed = if change.removed { REMOVED } else { 0 };
+        (change.revision, removed | if change.added { ADDED } else { 0 })
     }
 
     /// Says that this worker is ready to leave round `after`, and waits until it is in a later one.
@@ -172,7 +162,6 @@ impl Worker {
             let message = format!("no round after {after} was formed in time: {reason}");
             return Err(PyTimeoutError::new_err(message));
         };
-        *self.seen.lock().expect("no holder panics") = Seen::default();
         *self.assignment.lock().expect("no holder panics") = assignment.clone();
         Ok(assignment.into())
     }
@@ -297,7 +286,7 @@ async fn next_assignment(
 }
 
 /// Keeps what is known of changes current.
-async fn follow(mut client: Client, local_rank: u32, seen: Arc<Mutex<Seen>>) {
+async fn follow(mut client: Client, local_rank: u32, seen: Arc<Mutex<SeenChanges>>) {
     let mut revision = 0;
     loop {
         let wait_ms = WAIT.as_millis() as u32;
@@ -305,8 +294,7 @@ async fn follow(mut client: Client, local_rank: u32, seen: Arc<Mutex<Seen>>) {
             Ok(reply) => {
                 let reply = reply.into_inner();
                 revision = reply.revision;
-                let mut seen = seen.lock().expect("no holder panics");
-                *seen = Seen { revision, changes: reply.changes };
+                seen.lock().expect("no holder panics").keep(reply);
             }
             Err(_) => tokio::time::sleep(RETRY).await,
         }

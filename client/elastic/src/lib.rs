@@ -4,8 +4,10 @@
 //! [`Membership`] uses one session after the other: it registers the node again when its lease is lost, joins one
 //! round after the other, and notices when a round is over.
 
+mod changes;
 mod membership;
 mod node;
 
+pub use changes::SeenChanges;
 pub use membership::{Exited, JoinedRound, Membership, RoundOver, until_over};
 pub use node::{Change, Entered, Joined, NodeError, NodeIdentity, NodeSession, Terms};
