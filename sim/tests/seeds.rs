@@ -11,7 +11,7 @@ use steadfast_sim::{Fault, Member, Mode, Plan, Role, Workload, record, run, shri
 const MODES: [Mode; 3] = [Mode::Sync, Mode::Async, Mode::Elastic];
 
 /// How long fresh seeds are run; overridden by `SIM_MINUTES`.
-const MINUTES: f64 = 2.0;
+const MINUTES: f64 = 1.0;
 
 /// Seeds that found a defect, with the defect. The run of a seed changes with every change in the number
 /// of messages; `make mutants` verifies that each defect of `sim/mutations.toml` is still found.
