@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
-from typing import Callable
+import time
+from typing import Callable, Iterator
 
 import pytest
 import steadfast
+from steadfast import elastic
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples" / "python"
 PROGRAMS = pathlib.Path(__file__).parent / "programs"
@@ -17,6 +18,16 @@ PROGRAMS = pathlib.Path(__file__).parent / "programs"
 def _in_the_examples(monkeypatch):
     """Modules that a job names are looked up in the current directory."""
     monkeypatch.chdir(EXAMPLES)
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """Gives a test an elastic membership of its own, of one worker."""
+    membership = elastic.Membership(elastic.SoloAgent())
+    token = elastic._membership.CURRENT.set(membership)
+    yield
+    elastic._membership.CURRENT.reset(token)
+    membership.close()
 
 
 @pytest.fixture
@@ -45,6 +56,7 @@ def until_step(run: steadfast.LocalRun, step: int) -> None:
         except steadfast.SteadfastError:
             # The master starts, or is replaced.
             pass
+        time.sleep(0.01)
 
 
 def until(run: steadfast.LocalRun, holds: Callable[[], bool]) -> None:
@@ -56,7 +68,7 @@ def until(run: steadfast.LocalRun, holds: Callable[[], bool]) -> None:
         except steadfast.SteadfastError:
             # The master starts, or is replaced.
             pass
-        os.sched_yield()
+        time.sleep(0.01)
     assert holds(), "the job has ended"
 
 
@@ -68,4 +80,4 @@ def kill(run: steadfast.LocalRun, role: str, number: int) -> None:
             return
         except steadfast.NotFoundError:
             # It was killed before, and is being restarted.
-            os.sched_yield()
+            time.sleep(0.01)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any, Iterator, List
+from typing import Any, List
 
 import pytest
 import steadfast
@@ -13,15 +13,7 @@ from steadfast import elastic
 torch = pytest.importorskip("torch")
 et = pytest.importorskip("steadfast.elastic.torch")
 
-
-@pytest.fixture(autouse=True)
-def _alone() -> Iterator[None]:
-    """A membership of each test's own."""
-    membership = elastic.Membership(elastic.SoloAgent())
-    token = elastic._membership.CURRENT.set(membership)
-    yield
-    elastic._membership.CURRENT.reset(token)
-    membership.close()
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 def vector(size: int = 2) -> Any:

@@ -19,6 +19,8 @@ import workers
 
 BOUND = 60
 
+pytestmark = pytest.mark.xdist_group("elastic_processes")
+
 
 @pytest.fixture(scope="module")
 def context() -> Iterator[Any]:

@@ -6,7 +6,7 @@ import copy
 import subprocess
 import sys
 import time
-from typing import Any, Iterator
+from typing import Any
 
 import pytest
 import steadfast
@@ -16,15 +16,7 @@ from steadfast import elastic
 torch = pytest.importorskip("torch")
 et = pytest.importorskip("steadfast.elastic.torch")
 
-
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch) -> Iterator[None]:
-    """A membership of each test's own."""
-    membership = elastic.Membership(elastic.SoloAgent())
-    token = elastic._membership.CURRENT.set(membership)
-    yield
-    elastic._membership.CURRENT.reset(token)
-    membership.close()
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 def net() -> Any:

@@ -9,12 +9,11 @@ import re
 import signal
 import subprocess
 import sys
-from typing import Any, Dict, Iterator, List
+from typing import Any, Dict, List
 
 import pytest
 import steadfast
 from nodes import PROGRAM, Nodes, Process
-from steadfast import elastic
 from steadfast.elastic.accumulation import own_lanes
 
 torch = pytest.importorskip("torch")
@@ -24,15 +23,7 @@ et = pytest.importorskip("steadfast.elastic.torch")
 TRAIN = pathlib.Path(__file__).parent / "programs" / "fixed_order.py"
 UPDATES = 36
 
-
-@pytest.fixture(autouse=True)
-def _alone() -> Iterator[None]:
-    """A membership of each test's own."""
-    membership = elastic.Membership(elastic.SoloAgent())
-    token = elastic._membership.CURRENT.set(membership)
-    yield
-    elastic._membership.CURRENT.reset(token)
-    membership.close()
+pytestmark = [pytest.mark.usefixtures("alone"), pytest.mark.xdist_group("fixed_order")]
 
 
 def results(text: str) -> Dict[str, str]:

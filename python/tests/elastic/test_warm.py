@@ -53,6 +53,8 @@ def train(state):
 print("result", train(state).hex(), flush=True)
 """
 
+pytestmark = pytest.mark.xdist_group("warm")
+
 
 class Worker(NamedTuple):
     pid: int
