@@ -15,7 +15,7 @@ import torch.distributed as dist
 from ..errors import InvalidError
 from ..randomness import seed_all
 from ._buffers import Buffers, trains_statistics
-from ._lane_sums import LaneSums, add_in_order
+from ._lane_sums import LaneSums, OrderedSum
 from ._membership import assignment as current_assignment
 from .accumulation import own_lanes
 
@@ -150,6 +150,8 @@ class GradientAccumulator:
         self._added = 0
         self._is_seeded = False
         self._sums: Optional[LaneSums] = None
+        self._ordered: Optional[OrderedSum] = None
+        self._ordered_for: Optional[Tuple[int, List[Any]]] = None
         # The rounds in which a loss was checked, and in which workers have compared their settings.
         self._checked = -1
         self._agreed = -1
@@ -508,11 +510,21 @@ class GradientAccumulator:
             raise InvalidError("no worker has added a sample to this update")
         used, changed = used[: len(parameters)], used[len(parameters) :]
         if self._is_fixed:
-            add_in_order(parameters, sums, used, self._lanes or world_size, samples)
+            numbers = [number for number, count in enumerate(used) if count]
+            ordered = self._ordered_sum([parameters[it] for it in numbers])
+            ordered.run([[gradients[it] for it in numbers] for gradients in sums], samples)
         else:
             _add_in_any_order(parameters, used, samples, world_size)
         if self._buffers is not None:
             self._buffers.end(changed, samples, self._lanes or world_size, world_size)
+
+    def _ordered_sum(self, parameters: Sequence[torch.Tensor]) -> OrderedSum:
+        made_for = self._round, [(id(it), it.dtype, it.device) for it in parameters]
+        if self._ordered is None or self._ordered_for != made_for:
+            # Its memory is free before there is that of the next.
+            self._ordered = None
+            self._ordered, self._ordered_for = OrderedSum(parameters, self._lanes or 1), made_for
+        return self._ordered
 
 
 _CLAIMED: "weakref.WeakKeyDictionary[Any, weakref.ref[torch.optim.Optimizer]]" = weakref.WeakKeyDictionary()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
@@ -9,10 +11,10 @@ import torch.distributed as dist
 
 from .accumulation import own_lanes
 
-__all__ = ["LaneSums", "Node", "add_in_order", "cover"]
+__all__ = ["LaneSums", "Node", "OrderedSum", "cover"]
 
 _BUCKET_BYTES = 1 << 25
-"""Bytes of the parameters whose gradients are exchanged together; the next bucket is prepared meanwhile."""
+"""Bytes of the gradients that are exchanged together; the next bucket is sent meanwhile."""
 
 Gradients = List[Optional[torch.Tensor]]
 """The gradient of each parameter; ``None`` for zeros."""
@@ -72,65 +74,148 @@ class LaneSums:
         return [gradients for _, gradients in self._held]
 
 
-def add_in_order(
-    parameters: Sequence[torch.Tensor], sums: List[Gradients], used: Sequence[int], lanes: int, samples: int
-) -> None:
-    """Sets the gradients of parameters to the sum over all lanes, divided by the number of samples.
+class OrderedSum:
+    """Adds the gradients of an update over the workers of a round, along the tree.
 
-    The bits are the same on each number of workers. Each worker owns a slice of the parameters: the others send it their
-    sums of that slice, it adds them along the tree, and sends the result to all. If each worker has the lanes of one node,
-    this moves the bytes of a ring all-reduce: 2 (n - 1) / n times those of the parameters.
+    The bits are the same on each number of workers. The parameters are one sequence of numbers, cut into buckets. Each
+    worker owns a slice of each bucket: the others send it their sums of that slice, it adds them along the tree, and sends
+    the result to all. If each worker has the lanes of one node, this moves the bytes of a ring all-reduce:
+    2 (n - 1) / n times those of the parameters.
 
     Args:
-        sums: Of each node of this worker's cover, the gradients.
-        used: Of each parameter, whether any worker has a gradient of it. The others get none.
+        parameters: All of them have a gradient on some worker.
+        lanes: Their number over all workers.
     """
-    world_size = dist.get_world_size() if dist.is_initialized() else 1
-    covers = [cover(lanes, own_lanes(rank, world_size, lanes)) for rank in range(world_size)]
-    exchanges = []
-    for numbers in _buckets(parameters, used):
-        some = [parameters[number] for number in numbers]
-        own = [[gradients[number] for number in numbers] for gradients in sums]
-        exchanges.append(_exchange(some, own, covers, Node(0, lanes), samples))
-    # Of three buckets, one is prepared, one is added, and one comes back.
-    for number in range(len(exchanges) + 2):
-        for exchange in exchanges[max(0, number - 2) : number + 1]:
-            next(exchange, None)
+
+    def __init__(self, parameters: Sequence[torch.Tensor], lanes: int) -> None:
+        kinds: Dict[Tuple[torch.dtype, torch.device], List[int]] = {}
+        for number, it in enumerate(parameters):
+            kinds.setdefault((it.dtype, it.device), []).append(number)
+        self._parameters = parameters
+        world_size = dist.get_world_size() if dist.is_initialized() else 1
+        covers = [cover(lanes, own_lanes(rank, world_size, lanes)) for rank in range(world_size)]
+        self._is_alone = world_size == 1
+        self._flats = [_Flat(parameters, numbers, covers, Node(0, lanes)) for numbers in kinds.values()]
+
+    def run(self, sums: Sequence[Gradients], samples: int) -> None:
+        """Sets the gradients of the parameters to the sum over all lanes, divided by the number of samples.
+
+        They share their memory with those of the next call.
+
+        Args:
+            sums: Of each node of this worker's cover, the gradients of all parameters. They may be changed.
+        """
+        if self._is_alone:
+            (gradients,) = sums
+            present = [it for it in gradients if it is not None]
+            _divide(present, samples)
+            for parameter, gradient in zip(self._parameters, gradients):
+                parameter.grad = gradient
+            return
+        exchanges = [it for flat in self._flats for it in flat.exchanges(sums, samples)]
+        # Of three buckets, one is sent, one is added, and one comes back.
+        for number in range(len(exchanges) + 2):
+            for exchange in exchanges[max(0, number - 2) : number + 1]:
+                next(exchange, None)
+        for flat in self._flats:
+            flat.set_gradients(self._parameters)
 
 
-def _exchange(
-    parameters: List[torch.Tensor], own: List[Gradients], covers: List[List[Node]], root: Node, samples: int
-) -> Iterator[None]:
-    """Exchanges the gradients of a bucket, in three steps: each waits for what the one before has begun."""
-    world_size = len(covers)
-    sizes = [it.numel() for it in parameters]
-    width = -(-sum(sizes) // world_size)
-    sent = parameters[0].new_zeros(world_size, len(own), width)
-    for place, gradients in enumerate(own):
-        _copy(gradients, sizes, sent[:, place])
-    counts = [len(nodes) for nodes in covers]
-    got, work = sent, None
-    if world_size > 1:
-        got = sent.new_empty(sum(counts) * width)
-        splits = ([count * width for count in counts], [len(own) * width] * world_size)
-        work = dist.all_to_all_single(got, sent.flatten(), *splits, async_op=True)
-    yield
-    if work is not None:
+class _Piece(NamedTuple):
+    """Some numbers of a gradient, and their place in what is sent."""
+
+    target: torch.Tensor
+    node: int
+    parameter: int
+    first: int
+
+
+class _Flat:
+    """The parameters of one type and device as one sequence, with the memory for their exchange."""
+
+    def __init__(
+        self, parameters: Sequence[torch.Tensor], numbers: List[int], covers: List[List[Node]], root: Node
+    ) -> None:
+        self._numbers, self._covers, self._root = numbers, covers, root
+        world_size, own = len(covers), len(covers[dist.get_rank()] if len(covers) > 1 else covers[0])
+        nodes = sum(len(it) for it in covers)
+        like = parameters[numbers[0]]
+        sizes = [parameters[number].numel() for number in numbers]
+        begins = [0, *itertools.accumulate(sizes)]
+        # So that all slices of a bucket have one size.
+        end = -(-begins[-1] // world_size) * world_size
+        bucket = max(1, _BUCKET_BYTES // like.element_size() // world_size) * world_size
+        self._bounds = [(begin, min(begin + bucket, end)) for begin in range(0, end, bucket)]
+        self._whole = like.detach().new_empty(end)
+        size = min(bucket, end)
+        # A bucket is sent, one is added, and one comes back: these are other ones.
+        self._sent = [self._whole.new_empty(own * size) for _ in self._bounds[:3]]
+        self._got = [self._whole.new_empty(nodes * size // world_size) for _ in self._bounds[:3]]
+        self._pieces = [list(self._cut(number, begins, own)) for number in range(len(self._bounds))]
+        self._begins = begins
+
+    def set_gradients(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Lets the parameters have what the exchanges have brought."""
+        for number, begin in zip(self._numbers, self._begins):
+            parameter = parameters[number]
+            parameter.grad = self._whole[begin : begin + parameter.numel()].view_as(parameter)
+
+    def exchanges(self, sums: Sequence[Gradients], samples: int) -> List[Iterator[None]]:
+        """Returns the exchange of each bucket, in three steps: each waits for what the one before has begun."""
+        return [self._exchange(number, sums, samples) for number in range(len(self._bounds))]
+
+    def _exchange(self, number: int, sums: Sequence[Gradients], samples: int) -> Iterator[None]:
+        begin, end = self._bounds[number]
+        world_size, counts = len(self._covers), [len(it) for it in self._covers]
+        width = (end - begin) // world_size
+        _fill(self._pieces[number], sums)
+        own = counts[dist.get_rank()]
+        sent = self._sent[number % 3][: own * (end - begin)]
+        got = self._got[number % 3][: sum(counts) * width]
+        splits = [count * width for count in counts], [own * width] * world_size
+        work = dist.all_to_all_single(got, sent, *splits, async_op=True)
+        yield
         work.wait()
-    nodes = (node for nodes in covers for node in nodes)
-    total = _folded(root, dict(zip(nodes, got.view(sum(counts), width))))
+        nodes = (node for nodes in self._covers for node in nodes)
+        total = _folded(self._root, dict(zip(nodes, got.view(sum(counts), width))))
+        _divide([total], samples)
+        work = dist.all_gather_into_tensor(self._whole[begin:end], total, async_op=True)
+        yield
+        work.wait()
+
+    def _cut(self, number: int, begins: List[int], own: int) -> Iterator[_Piece]:
+        """Cuts a bucket where a parameter or a slice ends."""
+        begin, end = self._bounds[number]
+        width = (end - begin) // len(self._covers)
+        sent = self._sent[number % 3][: own * (end - begin)].view(len(self._covers), own, width)
+        end = min(end, begins[-1])
+        cuts = sorted({*range(begin, end, width), *(it for it in begins if begin < it < end)})
+        for first, last in zip(cuts, [*cuts[1:], end]):
+            place = bisect.bisect_right(begins, first) - 1
+            row, column = divmod(first - begin, width)
+            for node in range(own):
+                target = sent[row, node, column : column + last - first]
+                yield _Piece(target, node, self._numbers[place], first - begins[place])
+
+
+def _fill(pieces: Sequence[_Piece], sums: Sequence[Gradients]) -> None:
+    """Copies gradients to where they are sent from."""
+    targets, sources = [], []
+    for piece in pieces:
+        gradient = sums[piece.node][piece.parameter]
+        if gradient is None:
+            piece.target.zero_()
+        else:
+            targets.append(piece.target)
+            sources.append(gradient.reshape(-1)[piece.first : piece.first + len(piece.target)])
+    if targets:
+        torch._foreach_copy_(targets, sources)
+
+
+def _divide(sums: List[torch.Tensor], samples: int) -> None:
     # Zeros that no worker has sent are positive: which zeros these are must not depend on the number of workers.
-    total.add_(0.0).div_(samples)
-    whole, work = total, None
-    if world_size > 1:
-        whole = total.new_empty(world_size * width)
-        work = dist.all_gather_into_tensor(whole, total, async_op=True)
-    yield
-    if work is not None:
-        work.wait()
-    gradients = whole[: sum(sizes)].split(sizes)  # type: ignore[no-untyped-call]
-    for parameter, gradient in zip(parameters, gradients):
-        parameter.grad = gradient.view_as(parameter)
+    torch._foreach_add_(sums, 0.0)
+    torch._foreach_div_(sums, samples)
 
 
 def _is_node(node: Node, lanes: int) -> bool:
@@ -154,34 +239,3 @@ def _folded(node: Node, held: Dict[Node, torch.Tensor]) -> torch.Tensor:
         return held[node]
     left, right = node.halves()
     return _folded(left, held).add_(_folded(right, held))
-
-
-def _buckets(parameters: Sequence[torch.Tensor], used: Sequence[int]) -> List[List[int]]:
-    """Divides the numbers of the parameters that have a gradient; those of a bucket have one type and device."""
-    buckets: List[List[int]] = []
-    open_ones: Dict[Tuple[torch.dtype, torch.device], Tuple[List[int], int]] = {}
-    for number, (parameter, is_used) in enumerate(zip(parameters, used)):
-        if not is_used:
-            continue
-        kind, size = (parameter.dtype, parameter.device), parameter.numel() * parameter.element_size()
-        bucket, before = open_ones.get(kind, ([], 0))
-        if not bucket or before + size > _BUCKET_BYTES:
-            bucket, before = [], 0
-            buckets.append(bucket)
-        bucket.append(number)
-        open_ones[kind] = (bucket, before + size)
-    return buckets
-
-
-def _copy(gradients: Gradients, sizes: List[int], rows: torch.Tensor) -> None:
-    """Copies gradients, one after the other, into rows that are not next to each other in memory."""
-    width, begin = rows.shape[1], 0
-    for gradient, size in zip(gradients, sizes):
-        if gradient is not None:
-            flat, at = gradient.reshape(-1), 0
-            while at < size:
-                row, column = divmod(begin + at, width)
-                count = min(size - at, width - column)
-                rows[row, column : column + count] = flat[at : at + count]
-                at += count
-        begin += size

@@ -13,6 +13,7 @@ import time
 
 import steadfast.elastic as elastic
 import torch
+from steadfast.elastic import _lane_sums
 from steadfast.elastic.torch import GradientAccumulator, collate
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -21,6 +22,8 @@ updates, directory = int(sys.argv[1]), pathlib.Path(sys.argv[2])
 LANES, BATCH, SAMPLES = 8, 3, 8 * 3 * 4 + 5
 
 torch.set_num_threads(1)
+# Several buckets for each model, also within parameters.
+_lane_sums._BUCKET_BYTES = 1000
 
 
 class Perceptron(nn.Module):
