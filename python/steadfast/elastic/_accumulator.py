@@ -19,7 +19,7 @@ from ._lane_sums import LaneSums, OrderedSum
 from ._membership import assignment as current_assignment
 from .accumulation import own_lanes
 
-__all__ = ["GradientAccumulator"]
+__all__ = ["GradientAccumulator", "checked_samples"]
 
 _BUFFERS = ("average", "broadcast", "own")
 _ORDERS = ("any", "fixed")
@@ -89,6 +89,8 @@ class GradientAccumulator:
         InvalidError: A value is invalid, or values do not fit each other.
     """
 
+    _needs_model = True
+
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
@@ -108,7 +110,7 @@ class GradientAccumulator:
             raise InvalidError(f'`reduction` is "{reduction}"; use "mean" or "sum"')
         if order not in _ORDERS:
             raise InvalidError(f'`order` is "{order}"; use "any" or "fixed"')
-        if order == "fixed" and (lanes is None or model is None):
+        if order == "fixed" and (lanes is None or (model is None and self._needs_model)):
             raise InvalidError(
                 '`order="fixed"` needs `lanes`, the number of batches whose gradients are added, and `model`, whose calls '
                 "begin a batch"
@@ -169,6 +171,11 @@ class GradientAccumulator:
         return self._grad_norm
 
     @property
+    def is_updating(self) -> bool:
+        """Whether the optimizer takes the step of an update."""
+        return self._is_updating
+
+    @property
     def was_skipped(self) -> bool:
         """Whether the scaler has left the last update out, on all workers. Then a schedule takes no step, either."""
         return self._was_skipped
@@ -186,21 +193,13 @@ class GradientAccumulator:
                 buffers of a model that was not passed to the accumulator.
         """
         self._follow()
-        number = _checked_samples(samples)
+        number = checked_samples(samples)
         self._check(loss)
         loss = loss * number if self._reduction == "mean" else loss
         if self._scaler is not None:
             loss = self._scaler.scale(loss)
         loss.backward()  # type: ignore[no-untyped-call]
-        if not self._has_gradients():
-            raise InvalidError(
-                "the loss has no gradient for any parameter of the optimizer; make the optimizer of the parameters of "
-                "the model that computes the loss"
-            )
-        if self._buffers is not None:
-            self._buffers.end_batch(number, self._lane(), current_assignment().world_size)
-        self._samples += number
-        self._added += number
+        self._end_backward(number)
 
     def step(self) -> bool:
         """Ends a batch, and updates the model after the last one of an update.
@@ -342,12 +341,15 @@ class GradientAccumulator:
                 "`GradientAccumulator(…, model=model)`, which averages them, set these layers to `eval()`, or pass "
                 '`buffers="own"`'
             )
+        self._check_replicas()
+        self._checked = self._round
+
+    def _check_replicas(self) -> None:
         if current_assignment().world_size > 1 and _is_replicated(self._parameters()):
             raise InvalidError(
                 "the model is wrapped in DistributedDataParallel, which adds gradients in each batch; call the module "
                 "itself: the accumulator adds them once an update"
             )
-        self._checked = self._round
 
     def _check_gradients(self) -> None:
         if (self._added if self._is_fixed else self._samples) and not self._has_gradients():
@@ -460,6 +462,18 @@ class GradientAccumulator:
         seed_all(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1)
         self._is_seeded = True
 
+    def _end_backward(self, number: int) -> None:
+        """Counts a gradient that was added to those of the parameters: the sum over that many samples."""
+        if not self._has_gradients():
+            raise InvalidError(
+                "the loss has no gradient for any parameter of the optimizer; make the optimizer of the parameters of "
+                "the model that computes the loss"
+            )
+        if self._buffers is not None:
+            self._buffers.end_batch(number, self._lane(), current_assignment().world_size)
+        self._samples += number
+        self._added += number
+
     def _end_batch(self) -> None:
         """Keeps the gradients of a batch apart, if their order is fixed."""
         if self._is_fixed:
@@ -566,7 +580,8 @@ def _check_model(model: torch.nn.Module, parameters: Sequence[torch.Tensor]) -> 
         )
 
 
-def _checked_samples(samples: SupportsIndex) -> int:
+def checked_samples(samples: SupportsIndex) -> int:
+    """Returns a number of samples, from 1 on."""
     try:
         number = operator.index(samples)
     except TypeError as error:

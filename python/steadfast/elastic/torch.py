@@ -19,13 +19,14 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from ..errors import InvalidError
 from ._accumulator import GradientAccumulator
 from ._agent import Assignment, Buffer
+from ._distributed_optimizer import DistributedOptimizer
 from ._failures import collective_failure
 from ._iterable import ElasticDataset, collate
 from .errors import CollectiveError
 from .sampler import ElasticSampler
 from .state import ObjectState
 
-__all__ = ["ElasticDataset", "GradientAccumulator", "ProcessGroup", "TorchState", "collate"]
+__all__ = ["DistributedOptimizer", "ElasticDataset", "GradientAccumulator", "ProcessGroup", "TorchState", "collate"]
 
 _BROADCAST_BYTES = 1 << 28
 """Bytes of one broadcast; larger data is sent in several."""

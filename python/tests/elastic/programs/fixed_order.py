@@ -5,7 +5,6 @@ usage: fixed_order.py UPDATES DIRECTORY
 At each tenth update it waits for the file `go-UPDATE` in the directory, if there is a file `stops`.
 """
 
-import hashlib
 import math
 import pathlib
 import sys
@@ -13,6 +12,7 @@ import time
 
 import steadfast.elastic as elastic
 import torch
+from digests import digest
 from steadfast.elastic import _lane_sums
 from steadfast.elastic.torch import GradientAccumulator, collate
 from torch import nn
@@ -129,27 +129,6 @@ class Trained:
         if has_ended:
             self.schedule.step()
         return has_ended
-
-
-def digest(*stateful):
-    found = hashlib.sha256()
-
-    def add(value):
-        if isinstance(value, torch.Tensor):
-            found.update(value.detach().contiguous().numpy().tobytes())
-        elif isinstance(value, dict):
-            for key in value:
-                found.update(repr(key).encode())
-                add(value[key])
-        elif isinstance(value, (list, tuple)):
-            for it in value:
-                add(it)
-        else:
-            found.update(repr(value).encode())
-
-    for it in stateful:
-        add(it.state_dict())
-    return found.hexdigest()
 
 
 def wait(update):
