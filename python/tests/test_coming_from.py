@@ -9,6 +9,7 @@ import sys
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import safetensors.torch
@@ -125,3 +126,60 @@ def test_groups_of_the_page_are_those_of_its_optimizer(tmp_path: pathlib.Path, m
     settings = grouped.build(SimpleNamespace(features=64)).settings()
     assert settings == {"weight": {"weight_decay": 0.01}, "bias": {"weight_decay": 0.0, "learning_rate": 0.1}}
     sys.modules.pop("grouped")
+
+
+EVALUATED = "[evaluation]\nfraction = 0.2\n"
+
+
+def test_a_confusion_matrix_has_the_share_of_each_pair_of_classes(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S004-48: a metric is whatever is a mean over records."""
+    code(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    data = (ROOT / "examples" / "data" / "digits.parquet").as_posix()
+    text = job_file(EVALUATED).replace("examples/data/digits.parquet", data).replace("passes = 20", "passes = 5")
+    (tmp_path / "job.toml").write_text(text.replace("digits:build", "confusion:build"))
+    job = steadfast.Job.from_file(tmp_path / "job.toml")
+    with steadfast.local(job, data_dir=tmp_path / "run", progress=False) as run:
+        run.wait(LIMIT_SECONDS)
+        last = run.evaluations()[-1]
+    import confusion
+
+    matrix = np.array(confusion.matrix(last))
+    assert matrix.shape == (10, 10)
+    assert matrix.sum() == pytest.approx(1.0)
+    assert matrix.trace() == pytest.approx(last.metric)
+    sys.modules.pop("confusion")
+
+
+MULTI_HOT = """
+[dataset]
+source = ["records.parquet"]
+format = "parquet"
+columns = ["picture", "labels"]
+types = { picture = "float32[64]", labels = "float32[2]" }
+
+[optimizer]
+kind = "adam"
+
+[learning_rate]
+base = 0.05
+"""
+
+
+def test_a_record_may_have_several_labels(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labels are then a column of numbers."""
+    code(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    pictures = np.random.default_rng(5).normal(size=(600, 64)).astype(np.float32)
+    # Records with none, one and both.
+    labels = np.stack([pictures[:, 0] > 0, pictures[:, 1] > 0], axis=1).astype(np.float32)
+    columns = {"picture": list(pictures), "labels": list(labels)}
+    pq.write_table(pa.table(columns), tmp_path / "records.parquet")
+    before, after = re.split(r"\[dataset\].*\n(?:.+\n)*", job_file(EVALUATED))
+    (tmp_path / "job.toml").write_text((before + MULTI_HOT + after).replace("digits:build", "multi_hot:build"))
+    job = steadfast.Job.from_file(tmp_path / "job.toml")
+    with steadfast.local(job, data_dir=tmp_path / "run", progress=False) as run:
+        summary = run.wait(LIMIT_SECONDS)
+    assert summary["metric"] > 0.85, summary
