@@ -88,13 +88,16 @@ class OrderedSum:
     """
 
     def __init__(self, parameters: Sequence[torch.Tensor], lanes: int) -> None:
+        self._parameters = parameters
+        self._flats: List[_Flat] = []
+        world_size = dist.get_world_size() if dist.is_initialized() else 1
+        self._is_alone = world_size == 1
+        if self._is_alone:
+            return
+        covers = [cover(lanes, own_lanes(rank, world_size, lanes)) for rank in range(world_size)]
         kinds: Dict[Tuple[torch.dtype, torch.device], List[int]] = {}
         for number, it in enumerate(parameters):
             kinds.setdefault((it.dtype, it.device), []).append(number)
-        self._parameters = parameters
-        world_size = dist.get_world_size() if dist.is_initialized() else 1
-        covers = [cover(lanes, own_lanes(rank, world_size, lanes)) for rank in range(world_size)]
-        self._is_alone = world_size == 1
         self._flats = [_Flat(parameters, numbers, covers, Node(0, lanes)) for numbers in kinds.values()]
 
     def run(self, sums: Sequence[Gradients], samples: int) -> None:
@@ -113,9 +116,9 @@ class OrderedSum:
                 parameter.grad = gradient
             return
         exchanges = [it for flat in self._flats for it in flat.exchanges(sums, samples)]
-        # Of three buckets, one is sent, one is added, and one comes back.
+        # Of three buckets, one is sent, one is added, and one comes back: the newest first, so that all are under way.
         for number in range(len(exchanges) + 2):
-            for exchange in exchanges[max(0, number - 2) : number + 1]:
+            for exchange in reversed(exchanges[max(0, number - 2) : number + 1]):
                 next(exchange, None)
         for flat in self._flats:
             flat.set_gradients(self._parameters)
@@ -137,7 +140,7 @@ class _Flat:
         self, parameters: Sequence[torch.Tensor], numbers: List[int], covers: List[List[Node]], root: Node
     ) -> None:
         self._numbers, self._covers, self._root = numbers, covers, root
-        world_size, own = len(covers), len(covers[dist.get_rank()] if len(covers) > 1 else covers[0])
+        world_size, own = len(covers), len(covers[dist.get_rank()])
         nodes = sum(len(it) for it in covers)
         like = parameters[numbers[0]]
         sizes = [parameters[number].numel() for number in numbers]
