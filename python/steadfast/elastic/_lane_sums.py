@@ -13,8 +13,8 @@ from .accumulation import own_lanes
 
 __all__ = ["LaneSums", "Node", "OrderedSum", "cover"]
 
-_BUCKET_BYTES = 1 << 25
-"""Bytes of the gradients that are exchanged together; the next bucket is sent meanwhile."""
+_BUCKET_BYTES = 1 << 22
+"""Bytes of the gradients that are exchanged together; few enough to stay in the cache between copying and adding."""
 
 Gradients = List[Optional[torch.Tensor]]
 """The gradient of each parameter; ``None`` for zeros."""
