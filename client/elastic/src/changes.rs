@@ -1,4 +1,4 @@
-//! What a worker knows of the changes in its round.
+//! A worker keeps here what it knows of the changes in its round.
 
 use steadfast_proto::v1::{ChangesReply, MemberChange};
 
