@@ -28,10 +28,10 @@ use crate::output::notice;
 /// Lifetime of the lock while a command holds it.
 const TTL: Duration = Duration::from_secs(10);
 
-/// How long processes that were killed may still be registered.
+/// Processes that were killed may still be registered for this long.
 const REGISTERED_MAX: Duration = Duration::from_secs(30);
 
-/// How long an acting master may take to answer.
+/// An acting master may take this long to answer.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 
 /// Polling interval.
@@ -164,7 +164,7 @@ struct Stopped<'a> {
     leadership: Leadership,
 }
 
-/// What is known of a stopped job.
+/// A stopped job is described by its records in etcd.
 struct Found {
     record: JobRecord,
     evaluation: Option<EvaluationRecord>,

@@ -147,7 +147,7 @@ struct TableRules {
     initial: Initial,
     seed: u64,
     optimizer: Optimizer,
-    /// That of the job when absent.
+    /// The schedule of the job holds when absent.
     learning_rate: Option<LearningRateSpec>,
     admit_after: u32,
     expire_after: Option<u32>,
