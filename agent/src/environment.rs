@@ -134,7 +134,7 @@ mod tests {
         };
         let members = vec![member(1, 2, 0), member(2, 1, 2)];
         RoundPlacement {
-            record: RoundRecord { round: Round(7), world_size: 3, members },
+            record: RoundRecord { round: Round(7), world_size: 3, members, data: None },
             ports: vec![ports("[fd00::1]", &[5, 6], 9), ports("b", &[8], 10)],
             past: Past::default(),
             rank: 1,

@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use steadfast_common::ids::{Millis, NodeId, Round};
 use steadfast_common::records::JobOutcome;
+use steadfast_common::records::commits::COMMIT_TAG;
 use steadfast_common::records::keys::{Keys, TagKey};
 use steadfast_common::records::rendezvous::{
     AgentRecord, EXIT_TAG, NodeRange, NodeRecord, ReleaseRecord, RoundRecord, Runner,
@@ -29,7 +30,7 @@ fuzz_target!(init: seeds("rendezvous", well_formed()), |data: &[u8]| {
     let Some((sizes, lines)) = data.split_first() else { return };
     let min = 1 + u32::from(sizes % 4);
     let nodes = NodeRange::new(min, min + u32::from(sizes / 4 % 4)).expect("a valid range");
-    let settings = Settings { nodes, last_call_ms: 1000, join_timeout_ms: 5000 };
+    let settings = Settings { nodes, last_call_ms: 1000, join_timeout_ms: 5000, records: Some(1000) };
     within(TIMES_MAX * lines.len() + (64 << 10), || {
         let facts = facts(&keys_of(lines)).unwrap_or_default();
         if let Ok(state) = Rendezvous::from_records(facts.iter().cloned()) {
@@ -63,6 +64,8 @@ fn facts(found: &BTreeMap<String, &[u8]>) -> Option<Vec<Fact>> {
     let round: Option<RoundRecord> = optional(found.get(&keys.formed_round()))?;
     let number = round.as_ref().map_or(Round(0), |record| record.round);
     facts.extend(round.map(|record| Fact::Formed(Arc::new(record))));
+    let commit = optional(found.get(&keys.commit()))?;
+    facts.extend(commit.map(|record| Fact::Committed(Arc::new(record))));
     let shared = optional(found.get(&keys.shared_state()))?;
     facts.extend(shared.map(|record| Fact::Shared(Arc::new(record))));
     for (key, value) in found {
@@ -176,11 +179,14 @@ impl Master {
     /// Enters the next phase of each tag, of a new tag, and of the end.
     fn enter_all(&mut self, caller: Caller) {
         let open = self.state.open_tags().map(|(tag, _)| tag.to_owned());
-        let tags: Vec<String> = open.chain(["new".to_owned(), EXIT_TAG.to_owned()]).collect();
+        let own = ["new", COMMIT_TAG, EXIT_TAG].map(str::to_owned);
+        let tags: Vec<String> = open.chain(own).collect();
         for tag in tags {
             let phase = self.state.next_phase(&tag);
             let barrier = BarrierId { round: self.state.number(), tag, phase };
-            let facts = self.state.enter(caller, &barrier, Arc::from(&b"data"[..]));
+            let position = self.state.commit().map(|commit| commit.position).unwrap_or_default();
+            let data = Arc::from(position.to_json());
+            let facts = self.state.enter(caller, &barrier, data, &self.settings);
             self.commit(&facts.unwrap_or_default());
             drop(self.state.barrier(caller, &barrier));
         }

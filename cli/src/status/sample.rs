@@ -124,6 +124,7 @@ pub fn elastic() -> ElasticStatus {
         nodes_max: 4,
         round: Round(3),
         world_size: 4,
+        data: None,
         nodes: vec![
             NodeStatus {
                 host: Some("a".to_owned()),

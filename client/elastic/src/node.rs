@@ -7,9 +7,10 @@ use bytes::Bytes;
 use prost::Message;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Incarnation, NodeId, Phase, Round};
+use steadfast_common::records::commits::CommitId;
 use steadfast_common::records::keys::Keys;
 use steadfast_common::records::rendezvous::{
-    AgentRecord, EXIT_TAG, MemberRecord, RoundRecord, SharedRecord,
+    AgentRecord, EXIT_TAG, MemberRecord, RoundData, RoundRecord, SharedRecord,
 };
 use steadfast_coord::{self as coord, CoordError, Etcd};
 use steadfast_host::time::timeout;
@@ -436,7 +437,12 @@ fn record(round: ElasticRound) -> Result<RoundRecord, NodeError> {
             first_rank: member.first_rank,
         })
     });
+    let data = round.data.map(|data| RoundData {
+        records: data.records,
+        commit: data.commit.map(|id| CommitId { round: Round(id.round), phase: Phase(id.phase) }),
+    });
     Ok(RoundRecord {
+        data,
         round: Round(round.round),
         world_size: round.world_size,
         members: members.collect::<Result<_, NodeError>>()?,

@@ -12,11 +12,17 @@ use crate::job::spec_errors::{SpecError, name_error};
 use crate::records::rendezvous::{NODES_MAX, NodeRange};
 use crate::records::{FORMAT, JobRecord, check_format};
 
+/// The most records of a pass.
+pub const RECORDS_MAX: u64 = 1 << 48;
+
 /// Definition of an elastic job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ElasticSpec {
     /// Name of the job; the prefix of its keys is `/jobs/<name>`.
     pub name: String,
+    /// The number of records of a pass. Commits then count each of them once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub records: Option<u64>,
     pub nodes: NodesSpec,
 }
 
@@ -52,7 +58,7 @@ impl ElasticSpec {
             last_call: default_last_call(),
             join_timeout: default_join_timeout(),
         };
-        Self { name: name.to_owned(), nodes }
+        Self { name: name.to_owned(), records: None, nodes }
     }
 
     /// Returns the range of the number of nodes; `None` if it is invalid.
@@ -78,6 +84,12 @@ impl ElasticSpec {
             errors.push(SpecError::new(
                 &["nodes.min", "nodes.max"],
                 format!("`nodes.min` and `nodes.max` must lie between 1 and {NODES_MAX}"),
+            ));
+        }
+        if self.records.is_some_and(|records| !(1..=RECORDS_MAX).contains(&records)) {
+            errors.push(SpecError::new(
+                &["records"],
+                format!("`records` must lie between 1 and {RECORDS_MAX}"),
             ));
         }
         if self.nodes.join_timeout.is_zero() {
@@ -178,6 +190,10 @@ mod tests {
             let mut spec = spec();
             (spec.nodes.min, spec.nodes.max) = (min, max);
             assert_eq!(spec.all_errors().len(), 1, "{min}:{max}");
+        }
+        for records in [0, RECORDS_MAX + 1] {
+            let spec = ElasticSpec { records: Some(records), ..spec() };
+            assert_eq!(spec.all_errors().len(), 1, "{records}");
         }
         assert_eq!(spec().all_errors(), []);
     }

@@ -501,8 +501,8 @@ mod tests {
 
     #[test]
     fn the_keys_of_a_file_are_those_of_its_type() {
-        let elastic =
-            ["name", "nodes", "nodes.min", "nodes.max", "nodes.last_call", "nodes.join_timeout"];
+        let nodes = ["nodes", "nodes.min", "nodes.max", "nodes.last_call", "nodes.join_timeout"];
+        let elastic = [&["name", "records"][..], &nodes].concat();
         assert_eq!(elastic_keys(), elastic);
         let training = training_keys();
         for key in ["async.lost_pserver", "tables", "gradients.keep", "model.options", "checkpoint"]

@@ -144,6 +144,11 @@ impl Keys {
         format!("{}/rendezvous/round", self.root)
     }
 
+    /// Returns the key of the last commit that was decided.
+    pub fn commit(&self) -> String {
+        format!("{}/rendezvous/commit", self.root)
+    }
+
     /// Returns the key of the state that the members of a rendezvous in a protocol of their own share.
     pub fn shared_state(&self) -> String {
         format!("{}/rendezvous/shared", self.root)

@@ -4,6 +4,7 @@ pub mod amendment;
 pub mod applied_records;
 pub mod change;
 pub mod code;
+pub mod commits;
 pub mod contribution;
 pub mod course;
 pub mod extension;

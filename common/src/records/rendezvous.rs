@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{Incarnation, NodeId, Phase, Round};
+use crate::records::commits::CommitId;
 
 /// Maximum number of nodes in a round. Its record must fit into one request to etcd.
 pub const NODES_MAX: u32 = 2048;
@@ -164,6 +165,19 @@ pub struct RoundRecord {
     pub world_size: u32,
     /// The members, by rank.
     pub members: Vec<MemberRecord>,
+    /// What its workers begin with; only of a job whose records are counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<RoundData>,
+}
+
+/// What the workers of a round begin with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RoundData {
+    /// The number of records of a pass.
+    pub records: u64,
+    /// The last commit that was decided before the round, if there was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commit: Option<CommitId>,
 }
 
 impl RoundRecord {
@@ -235,6 +249,10 @@ mod tests {
             round: Round(u64::MAX),
             world_size: members * SLOTS_MAX,
             members: (0..members).map(member).collect(),
+            data: Some(RoundData {
+                records: u64::MAX,
+                commit: Some(CommitId { round: Round(u64::MAX), phase: Phase(u64::MAX) }),
+            }),
         }
     }
 

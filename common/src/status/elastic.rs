@@ -9,6 +9,7 @@ use super::waits::{JOB, Wait};
 use crate::ids::{Incarnation, NodeId, Round};
 use crate::job::elastic::ElasticKind;
 use crate::records::ResultRecord;
+use crate::records::commits::CommitRecord;
 use crate::records::launch::{HostRecord, Outcome};
 
 /// An elastic job at one point in time, as seen by its acting master or else read from etcd.
@@ -31,6 +32,9 @@ pub struct ElasticStatus {
     pub round: Round,
     /// Number of workers of the round that was formed last.
     pub world_size: u32,
+    /// How far the state of the workers has come in the data; only of a job whose records are counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<DataStatus>,
     /// All known nodes: the members of the last round by rank, then the others.
     pub nodes: Vec<NodeStatus>,
     /// The launcher, if the job has or had one.
@@ -50,6 +54,16 @@ pub struct ElasticStatus {
     /// Timeline of this master's term, the latest event last.
     pub events: Vec<TimelineEvent>,
     pub result: Option<ResultRecord>,
+}
+
+/// How far the state of the workers has come in the data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataStatus {
+    /// The number of records of a pass.
+    pub records: u64,
+    /// The last commit that was decided; absent before the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commit: Option<CommitRecord>,
 }
 
 /// Phases of an elastic job.
@@ -269,6 +283,7 @@ impl ElasticStatus {
         let row = Row::text("round", round).counter("steadfast_elastic_rounds", help, self.round.0);
         let help = "Workers of the round that was formed last";
         rows.push(row.gauge("steadfast_elastic_workers", help, self.world_size));
+        rows.extend(self.data.iter().flat_map(DataStatus::rows));
         if self.master.is_some() {
             let changes = usize::try_from(self.round.0.saturating_sub(1)).unwrap_or(usize::MAX);
             let help = "Restarts after failures, as agents have reported them to this master";
@@ -339,6 +354,24 @@ impl ElasticStatus {
 /// Returns the name of a node in [`Wait`].
 fn process(node: NodeId) -> String {
     format!("node {node}")
+}
+
+impl DataStatus {
+    fn rows(&self) -> Vec<Row> {
+        let position = self.commit.map(|commit| commit.position).unwrap_or_default();
+        let text = match self.commit {
+            Some(commit) => commit.id.to_string(),
+            None => "none yet".to_owned(),
+        };
+        let help = "Records of this pass that the last commit has seen";
+        let used = Value::Of(position.used, Some(self.records));
+        let used = Row::new("records", used).note(format!(" of pass {}", position.pass));
+        let used = used.gauge("steadfast_elastic_pass_records", help, position.used);
+        let help = "Records of all passes that the last commit has seen";
+        let seen = Row::new("records in all", Value::Count(position.seen));
+        let seen = seen.gauge("steadfast_elastic_records", help, position.seen);
+        vec![Row::text("commit", text), used, seen]
+    }
 }
 
 impl NodeStatus {

@@ -18,8 +18,8 @@ pub use document::{
     Section, Summary, Table, Value,
 };
 pub use elastic::{
-    ElasticPhase, ElasticStatus, HostStatus, LauncherStatus, NodePhase, NodeReport, NodeStatus,
-    WorkersPhase,
+    DataStatus, ElasticPhase, ElasticStatus, HostStatus, LauncherStatus, NodePhase, NodeReport,
+    NodeStatus, WorkersPhase,
 };
 pub use standby::StandbyStatus;
 pub use stored::{StoredStatus, StoredTrainer};

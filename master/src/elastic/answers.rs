@@ -86,7 +86,7 @@ impl ElasticJob {
                 let facts = self
                     .agents
                     .registration(caller)
-                    .and_then(|_| Ok(self.state.enter(caller, &barrier, data)?));
+                    .and_then(|_| Ok(self.state.enter(caller, &barrier, data, &self.settings)?));
                 let decided = self.apply_if(moment, facts, decision);
                 Answer::Passage { decided, caller, barrier, reply }
             }

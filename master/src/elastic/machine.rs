@@ -18,7 +18,8 @@ use super::handle::Event;
 use super::status::{RestartsOfGone, Timeline};
 use super::timings::Timings;
 
-/// Most changes of one event: an entry of a barrier, its release, the deletion of the last phase, the end.
+/// Most changes of one event: an entry of a barrier, its release, the deletion of the last phase, and the commit that
+/// it decides, or the end.
 const CHANGES_OF_ONE: usize = 4;
 
 /// Most bytes of one event, beside its data.
@@ -259,6 +260,7 @@ fn changes_nodes(fact: &Fact) -> bool {
         | Fact::Entered { .. }
         | Fact::Released { .. }
         | Fact::EntriesDeleted { .. }
+        | Fact::Committed(_)
         | Fact::Shared(_)
         | Fact::Ended(_) => false,
     }

@@ -235,6 +235,10 @@ fn encoded_round(record: &RoundRecord) -> Vec<u8> {
         round: record.round.0,
         world_size: record.world_size,
         members: members.collect(),
+        data: record.data.map(|data| v1::RoundData {
+            records: data.records,
+            commit: data.commit.map(|id| v1::CommitId { round: id.round.0, phase: id.phase.0 }),
+        }),
     }
     .encode_to_vec()
 }

@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use steadfast_common::ids::NodeId;
+use steadfast_common::ids::{NodeId, Phase};
 use steadfast_common::job::elastic::ElasticKind;
 use steadfast_common::records::JobOutcome;
+use steadfast_common::records::commits::DataPosition;
 use steadfast_common::records::rendezvous::AgentRecord;
 use steadfast_common::status::{
-    ElasticPhase, ElasticStatus, NodePhase, NodeReport, NodeStatus, TimelineEvent, TimelineKind,
-    WorkersPhase,
+    DataStatus, ElasticPhase, ElasticStatus, NodePhase, NodeReport, NodeStatus, TimelineEvent,
+    TimelineKind, WorkersPhase,
 };
 use steadfast_coord::now;
 use steadfast_master_core::rendezvous::{Fact, KNOWN_MAX, Rendezvous, Settings, Timers};
@@ -88,6 +89,12 @@ impl Timeline {
                 };
                 self.add(unix_ms, TimelineKind::Failure, what);
             }
+            Fact::Committed(record) if record.id.phase == Phase(0) => {
+                let DataPosition { pass, used, .. } = record.position;
+                let round = record.id.round;
+                let what = format!("round {round} begins at record {used} of pass {pass}");
+                self.add(unix_ms, TimelineKind::Other, what);
+            }
             Fact::Ended(result) => match result.state {
                 JobOutcome::Finished => {
                     self.add(unix_ms, TimelineKind::Other, "the job finished".to_owned());
@@ -102,6 +109,7 @@ impl Timeline {
             | Fact::Entered { .. }
             | Fact::Released { .. }
             | Fact::EntriesDeleted { .. }
+            | Fact::Committed(_)
             | Fact::Shared(_) => {}
         }
     }
@@ -151,6 +159,9 @@ pub(super) fn of(
         nodes_max: settings.nodes.max(),
         round: state.number(),
         world_size: state.round().map_or(0, |round| round.world_size),
+        data: settings
+            .records
+            .map(|records| DataStatus { records, commit: state.commit().map(|commit| **commit) }),
         nodes: state.nodes_shown(),
         launcher: None,
         master: None,

@@ -86,6 +86,8 @@ pub(super) async fn read(etcd: &Etcd, keys: &Keys) -> Result<Rendezvous, CoordEr
             None => warn!(key, "unknown key ignored"),
         }
     }
+    let commit = etcd.get_json(&keys.commit()).await?;
+    facts.extend(commit.map(|record| Fact::Committed(Arc::new(record))));
     let shared = etcd.get_json(&keys.shared_state()).await?;
     facts.extend(shared.map(|record| Fact::Shared(Arc::new(record))));
     let result = etcd.get_json(&keys.result()).await?;
@@ -97,6 +99,7 @@ pub(super) async fn read(etcd: &Etcd, keys: &Keys) -> Result<Rendezvous, CoordEr
             }
             InvalidRecord::Round(_) => keys.formed_round(),
             InvalidRecord::Phase { tag, .. } => keys.released(number, tag),
+            InvalidRecord::Commit { .. } => keys.commit(),
             InvalidRecord::Token(_) => keys.shared_state(),
         };
         CoordError::BadValue { key, reason: error.to_string() }
@@ -120,6 +123,7 @@ pub(super) fn write(keys: &Keys, fact: &Fact, to: &mut Transaction) {
         Fact::EntriesDeleted { round, tag, phase } => {
             to.delete_all(&keys.entries_prefix(*round, tag, *phase));
         }
+        Fact::Committed(record) => to.add(Op::put(&keys.commit(), &**record)),
         Fact::Shared(record) => to.add(Op::put(&keys.shared_state(), &**record)),
         Fact::Ended(record) => to.add(Op::put(&keys.result(), &**record)),
     }

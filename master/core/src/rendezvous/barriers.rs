@@ -8,10 +8,11 @@
 use std::sync::Arc;
 
 use steadfast_common::ids::{NodeId, Phase, Round};
+use steadfast_common::records::commits::COMMIT_TAG;
 use steadfast_common::records::rendezvous::EXIT_TAG;
 
 use super::state::{Entries, Fact, Rendezvous};
-use super::{Caller, Names, Refusal};
+use super::{Caller, Names, Refusal, Settings};
 
 /// Maximum number of tags in one round.
 pub const TAGS_MAX: usize = 64;
@@ -69,6 +70,7 @@ impl Rendezvous {
         caller: Caller,
         barrier: &BarrierId,
         data: Arc<[u8]>,
+        settings: &Settings,
     ) -> Result<Vec<Fact>, Refusal> {
         self.check_open()?;
         if barrier.tag == EXIT_TAG {
@@ -84,6 +86,10 @@ impl Rendezvous {
             return Ok(Vec::new());
         }
         self.check_limits(tag, entries, data.len())?;
+        let commit = match tag == COMMIT_TAG {
+            true => Some(self.commit_of(barrier, entries, &data, settings)?),
+            false => None,
+        };
         let entered = Fact::Entered { round, tag: tag.clone(), phase, node: caller.node, data };
         let mut facts = vec![entered];
         if entries.data().len() + 1 == members {
@@ -91,6 +97,7 @@ impl Rendezvous {
             let passed = phase.0.checked_sub(1).map(Phase);
             let delete = |phase| Fact::EntriesDeleted { round, tag: tag.clone(), phase };
             facts.extend(passed.map(delete));
+            facts.extend(commit.map(|commit| Fact::Committed(Arc::new(commit))));
         }
         Ok(facts)
     }

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use steadfast_common::ids::{Millis, NodeId, Round};
-use steadfast_common::records::rendezvous::{MemberRecord, NodeRecord, NodeState, RoundRecord};
+use steadfast_common::records::rendezvous::{
+    MemberRecord, NodeRecord, NodeState, RoundData, RoundRecord,
+};
 
 use super::state::{Fact, Rendezvous};
 use super::{Names, Settings};
@@ -85,7 +87,7 @@ impl Rendezvous {
             return self.finish();
         }
         match self.gathering_state(settings, timers, now) {
-            GatheringState::Complete => self.form(settings.nodes.max() as usize),
+            GatheringState::Complete => self.form(settings),
             GatheringState::Overdue => self.late_nodes(settings.nodes.max() as usize),
             GatheringState::TooFew if self.is_closing() => self.fail_to_close(settings),
             GatheringState::Quiet
@@ -198,10 +200,10 @@ impl Rendezvous {
         late.collect()
     }
 
-    /// Forms the next round of at most `max` waiting nodes: members of the last round, then the oldest others.
+    /// Forms the next round of waiting nodes, as many as are allowed: members of the last round, then the oldest others.
     /// The age of a node is its incarnation, a revision of etcd. Members of the last round keep its order; the
     /// others follow by the order that they ask for, and then by age.
-    fn form(&self, max: usize) -> Vec<Fact> {
+    fn form(&self, settings: &Settings) -> Vec<Fact> {
         let waiting = self.index.waiting.iter();
         let mut chosen: Vec<(NodeId, &NodeRecord)> =
             waiting.filter_map(|node| Some((*node, self.nodes.get(node)?))).collect();
@@ -209,7 +211,7 @@ impl Rendezvous {
             self.rank_of(*node, record.incarnation).unwrap_or(usize::MAX)
         };
         chosen.sort_by_cached_key(|(node, it)| (rank(node, it), it.incarnation, *node));
-        chosen.truncate(max);
+        chosen.truncate(settings.nodes.max() as usize);
         chosen.sort_by_cached_key(|(node, it)| (rank(node, it), it.seniority(), *node));
         let mut world_size = 0;
         let members = chosen.into_iter().map(|(node, record)| {
@@ -219,7 +221,9 @@ impl Rendezvous {
             MemberRecord { node, incarnation, address, slots, first_rank }
         });
         let (last, members) = (self.number(), members.collect());
-        let record = RoundRecord { round: Round(last.0 + 1), members, world_size };
+        let commit = self.commit.as_ref().map(|commit| commit.id);
+        let data = settings.records.map(|records| RoundData { records, commit });
+        let record = RoundRecord { round: Round(last.0 + 1), members, world_size, data };
         let formed = Fact::Formed(Arc::new(record));
         match last {
             Round(0) => vec![formed],

@@ -21,6 +21,7 @@
 //! Every request must come from the incarnation that is registered in etcd at that time.
 
 mod barriers;
+mod commits;
 mod ending;
 mod gathering;
 mod membership;
@@ -51,6 +52,8 @@ pub struct Settings {
     pub last_call_ms: u64,
     /// How long nodes wait for those that are starting, and for members of the last round.
     pub join_timeout_ms: u64,
+    /// The number of records of a pass, if commits count them.
+    pub records: Option<u64>,
 }
 
 /// The sender of a request.

@@ -1,6 +1,7 @@
 //! Recovers the durable state of a rendezvous from its records in etcd.
 
 use steadfast_common::ids::{NodeId, Phase, Round};
+use steadfast_common::records::commits::CommitId;
 use steadfast_common::records::rendezvous::{NodeState, SLOTS_MAX};
 
 use super::state::{Fact, Rendezvous};
@@ -19,6 +20,8 @@ pub enum InvalidRecord {
     Round(Round),
     #[error("tag `{tag}` was released in phase {phase}")]
     Phase { tag: String, phase: Phase },
+    #[error("the last commit is {id}, and the last round is {last}")]
+    Commit { id: CommitId, last: Round },
     #[error("the shared state has the token {0}")]
     Token(u64),
 }
@@ -35,7 +38,18 @@ impl Rendezvous {
             state.evolve(&fact);
         }
         state.check_nodes()?;
+        state.check_last_commit()?;
         Ok(state)
+    }
+
+    /// Checks that the next commit can follow the last one.
+    fn check_last_commit(&self) -> Result<(), InvalidRecord> {
+        match &self.commit {
+            Some(commit) if !(1..=self.number().0).contains(&commit.id.round.0) => {
+                Err(InvalidRecord::Commit { id: commit.id, last: self.number() })
+            }
+            Some(_) | None => Ok(()),
+        }
     }
 
     /// Checks that each node can get what it asked for: a round would be formed again and again otherwise.
@@ -72,6 +86,7 @@ fn check(fact: &Fact) -> Result<(), InvalidRecord> {
         | Fact::Entered { .. }
         | Fact::Released { .. }
         | Fact::EntriesDeleted { .. }
+        | Fact::Committed(_)
         | Fact::Shared(_)
         | Fact::Ended(_) => Ok(()),
     }

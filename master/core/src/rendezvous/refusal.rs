@@ -2,6 +2,7 @@
 
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{NodeId, Phase, Round};
+use steadfast_common::records::commits::{CommitRecord, DataPosition};
 
 use super::Caller;
 
@@ -37,6 +38,22 @@ pub enum Refusal {
     FuturePhase { tag: String, given: Phase, next: Phase },
     #[error("the node's data have {given} bytes; {limit} are allowed for one node")]
     ValueTooLarge { given: usize, limit: usize },
+    #[error("the job has no `records`, so its commits are not decided together")]
+    NoRecords,
+    #[error("a member passes {what}, which is not a position in {records} records")]
+    Position { what: String, records: u64 },
+    #[error(
+        "this node's state has seen {} records and is at record {} of pass {}; that of another member has seen \
+         {} and is at record {} of pass {}: all workers commit after the same update",
+        own.seen, own.used, own.pass, other.seen, other.used, other.pass
+    )]
+    OtherPosition { own: DataPosition, other: DataPosition },
+    #[error(
+        "a state that has seen {} records and is at record {} of pass {} cannot follow commit {}, which has seen {} \
+         and is at record {} of pass {}",
+        given.seen, given.used, given.pass, last.id, last.position.seen, last.position.used, last.position.pass
+    )]
+    NotNext { given: DataPosition, last: CommitRecord },
     #[error(
         "the data of tag `{tag}` would have {given} bytes; {limit} are allowed for all nodes together"
     )]
@@ -48,9 +65,13 @@ impl Refusal {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Unknown(_) => ErrorKind::NotFound,
-            Self::NodeRange { .. } => ErrorKind::Conflict,
+            Self::NodeRange { .. } | Self::OtherPosition { .. } | Self::NotNext { .. } => {
+                ErrorKind::Conflict
+            }
             Self::Address { .. }
             | Self::Slots { .. }
+            | Self::NoRecords
+            | Self::Position { .. }
             | Self::TagLength { .. }
             | Self::TagCharacters { .. } => ErrorKind::Invalid,
             Self::Over | Self::NotMember { .. } | Self::FuturePhase { .. } => ErrorKind::Stale,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use steadfast_common::ids::{Incarnation, NodeId, Phase, Round};
 use steadfast_common::records::ResultRecord;
+use steadfast_common::records::commits::CommitRecord;
 use steadfast_common::records::rendezvous::{
     MemberRecord, NodeRecord, NodeState, RoundRecord, SharedRecord,
 };
@@ -26,6 +27,8 @@ pub enum Fact {
     Released { round: Round, tag: String, phase: Phase },
     /// The entries of a phase were deleted: all members have entered the next one.
     EntriesDeleted { round: Round, tag: String, phase: Phase },
+    /// All members have the same state, which has seen these records.
+    Committed(Arc<CommitRecord>),
     /// The shared state was replaced.
     Shared(Arc<SharedRecord>),
     /// The job is over.
@@ -41,6 +44,8 @@ pub struct Rendezvous {
     /// The tags of that round.
     pub(super) tags: BTreeMap<String, Tag>,
     pub(super) index: Index,
+    /// The last commit that was decided.
+    pub(super) commit: Option<Arc<CommitRecord>>,
     pub(super) shared: Option<Arc<SharedRecord>>,
     ended: Option<Arc<ResultRecord>>,
 }
@@ -127,6 +132,7 @@ impl Rendezvous {
             Fact::EntriesDeleted { tag, phase, .. } => {
                 self.tags.entry(tag.clone()).or_default().phases.remove(phase);
             }
+            Fact::Committed(record) => self.commit = Some(Arc::clone(record)),
             Fact::Shared(record) => self.shared = Some(Arc::clone(record)),
             Fact::Ended(record) => self.ended = Some(Arc::clone(record)),
         }
@@ -140,6 +146,11 @@ impl Rendezvous {
     /// Returns the number of the round that was formed last.
     pub fn number(&self) -> Round {
         self.round.as_ref().map_or(Round(0), |round| round.round)
+    }
+
+    /// Returns the last commit that was decided.
+    pub fn commit(&self) -> Option<&Arc<CommitRecord>> {
+        self.commit.as_ref()
     }
 
     /// Returns whether there is a round of which each member is alive and has not asked for the next one, or has

@@ -2,6 +2,7 @@
 //! larger one.
 
 mod barriers;
+mod commits;
 mod ending;
 mod interleavings;
 mod large;
@@ -25,7 +26,8 @@ const LAST_CALL_MS: u64 = 30_000;
 
 fn settings(min: u32, max: u32) -> Settings {
     let nodes = NodeRange::new(min, max).unwrap();
-    Settings { nodes, last_call_ms: LAST_CALL_MS, join_timeout_ms: JOIN_TIMEOUT_MS }
+    let (last_call_ms, join_timeout_ms) = (LAST_CALL_MS, JOIN_TIMEOUT_MS);
+    Settings { nodes, last_call_ms, join_timeout_ms, records: None }
 }
 
 fn id(node: usize) -> NodeId {
@@ -163,7 +165,7 @@ impl Master {
     }
 
     fn enter(&mut self, node: usize, barrier: &BarrierId, data: &[u8]) -> Result<(), Refusal> {
-        let facts = self.state.enter(Self::caller(node), barrier, data.into())?;
+        let facts = self.state.enter(Self::caller(node), barrier, data.into(), &self.settings)?;
         self.decide(Ok(facts));
         Ok(())
     }

@@ -6,7 +6,7 @@ use super::*;
 
 fn formed(number: u64) -> Fact {
     let (round, world_size, members) = (Round(number), 0, Vec::new());
-    Fact::Formed(Arc::new(RoundRecord { round, world_size, members }))
+    Fact::Formed(Arc::new(RoundRecord { round, world_size, members, data: None }))
 }
 
 fn node(slots: u32, state: NodeState) -> Fact {

@@ -98,6 +98,9 @@ fn store(etcd: &mut BTreeMap<String, Vec<u8>>, fact: &Fact) {
         Fact::EntriesDeleted { round, tag, phase } => {
             delete_prefix(etcd, &keys.entries_prefix(*round, tag, *phase));
         }
+        Fact::Committed(record) => {
+            etcd.insert(keys.commit(), serde_json::to_vec(&**record).unwrap());
+        }
         Fact::Shared(record) => {
             etcd.insert(keys.shared_state(), serde_json::to_vec(&**record).unwrap());
         }
@@ -117,6 +120,9 @@ fn recover(etcd: &BTreeMap<String, Vec<u8>>) -> Rendezvous {
     let others = others.map(|(key, value)| {
         if let Some(node) = keys.node_of(key) {
             return Fact::Node { node, record: serde_json::from_slice(value).unwrap() };
+        }
+        if *key == keys.commit() {
+            return Fact::Committed(Arc::new(serde_json::from_slice(value).unwrap()));
         }
         if *key == keys.result() {
             return Fact::Ended(Arc::new(serde_json::from_slice(value).unwrap()));
@@ -225,7 +231,8 @@ impl World {
         let Some(caller) = self.caller(node) else { return false };
         let Agent { known, phase, .. } = self.agents[node];
         let barrier = barrier_id(known, TAG, phase);
-        let Ok(facts) = self.state.enter(caller, &barrier, data(node, phase)) else { return false };
+        let entered = self.state.enter(caller, &barrier, data(node, phase), &self.settings);
+        let Ok(facts) = entered else { return false };
         if facts.iter().any(|fact| matches!(fact, Fact::Entered { .. })) {
             self.entered.insert((phase, node));
         }
@@ -240,7 +247,8 @@ impl World {
     fn succeed(&mut self, node: usize, fate: Fate) -> bool {
         let Some(caller) = self.caller(node) else { return false };
         let barrier = barrier_id(self.agents[node].known, EXIT_TAG, 0);
-        let Ok(facts) = self.state.enter(caller, &barrier, Arc::default()) else { return false };
+        let entered = self.state.enter(caller, &barrier, Arc::default(), &self.settings);
+        let Ok(facts) = entered else { return false };
         if !facts.is_empty() {
             self.succeeded.insert(node);
         }
