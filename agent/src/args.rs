@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use steadfast_common::job::durations::{self, parse_or_seconds};
+use steadfast_common::job::elastic::RECORDS_MAX;
 use steadfast_common::records::rendezvous::{NodeRange, SLOTS_MAX};
 use steadfast_process::{EtcdAuthArgs, LogArgs, SecurityArgs, job_name, lease_ttl};
 
@@ -143,6 +144,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "N", hide = true)]
     pub max_workers: Option<u32>,
     #[command(flatten)]
+    pub(crate) data: DataArgs,
+    #[command(flatten)]
     pub auth: EtcdAuthArgs,
     #[command(flatten)]
     pub security: SecurityArgs,
@@ -152,6 +155,14 @@ pub struct RunArgs {
     /// names its interpreter.
     #[arg(trailing_var_arg = true, required = true, value_name = "CMD")]
     pub command: Vec<OsString>,
+}
+
+/// The data of a job that is created by a command.
+#[derive(Clone, Debug, Default, Args)]
+pub struct DataArgs {
+    /// Number of records of the data: commits then count each of them once in a pass (`records` of the job file).
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=RECORDS_MAX))]
+    pub records: Option<u64>,
 }
 
 impl RunArgs {

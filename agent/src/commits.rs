@@ -2,6 +2,9 @@
 //!
 //! There are two buffers. A worker overwrites the one that does not hold the last commit, and reports the end;
 //! so a worker that dies while it writes leaves the last commit as it is.
+//!
+//! In a job whose records are counted, a state that was written is a *candidate* until the master has decided on it: it
+//! replaces the last commit when the agent knows that it counts.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -13,6 +16,7 @@ use steadfast_process::Failure;
 pub(crate) struct Commits {
     buffers: [CommitBuffer; 2],
     last: Option<Commit>,
+    candidate: Option<Commit>,
 }
 
 /// Memory for one commit. It is freed when this is dropped.
@@ -52,11 +56,12 @@ impl CommitBuffer {
 impl Commits {
     /// Starts with two empty buffers.
     pub fn new(buffers: [CommitBuffer; 2]) -> Self {
-        Self { buffers, last: None }
+        Self { buffers, last: None, candidate: None }
     }
 
-    /// Returns the path at which a worker writes its next commit.
-    pub fn begin(&self) -> String {
+    /// Returns the path at which a worker writes its next commit. A candidate there is lost.
+    pub fn begin(&mut self) -> String {
+        self.candidate = None;
         let paths = self.buffers.each_ref().map(|buffer| buffer.path.clone());
         let is_free = |path: &&String| self.last.as_ref().is_none_or(|last| last.path != **path);
         paths.iter().find(is_free).cloned().unwrap_or_default()
@@ -64,11 +69,29 @@ impl Commits {
 
     /// Keeps a commit that was written. One of another buffer, or an older one, does not count.
     pub fn end(&mut self, commit: Commit) {
-        let is_known = self.buffers.iter().any(|buffer| buffer.path == commit.path);
-        let is_newer = self.last.as_ref().is_none_or(|last| last.number <= commit.number);
-        if is_known && is_newer {
+        if self.may_keep(&commit) {
             self.last = Some(commit);
         }
+    }
+
+    /// Keeps a state that was written beside the last commit, until it is known whether it is one.
+    pub fn propose(&mut self, candidate: Commit) {
+        if self.may_keep(&candidate) {
+            self.candidate = Some(candidate);
+        }
+    }
+
+    /// Makes the candidate the last commit if it has the number of a commit that was decided; otherwise drops it.
+    pub fn settle(&mut self, decided: u64) {
+        if let Some(candidate) = self.candidate.take_if(|it| it.number == decided) {
+            self.last = Some(candidate);
+        }
+        self.candidate = None;
+    }
+
+    fn may_keep(&self, commit: &Commit) -> bool {
+        let is_known = self.buffers.iter().any(|buffer| buffer.path == commit.path);
+        is_known && self.last.as_ref().is_none_or(|last| last.number <= commit.number)
     }
 
     pub fn last(&self) -> Option<&Commit> {
@@ -100,6 +123,27 @@ mod tests {
         assert_eq!(commits.begin(), first);
     }
 
+    /// S003-9: a state is the last commit once it is decided, and the one before is kept until then.
+    #[test]
+    fn a_candidate_counts_when_it_is_decided() {
+        let mut commits = commits();
+        let written = |commits: &mut Commits, number| {
+            let path = commits.begin();
+            commits.propose(Commit { path, number, bytes: 3 });
+        };
+        let last = |commits: &Commits| commits.last().map(|it| it.number);
+        written(&mut commits, 1);
+        assert_eq!(last(&commits), None);
+        commits.settle(1);
+        assert_eq!(last(&commits), Some(1));
+        // The workers of another node died before they had this one.
+        written(&mut commits, 2);
+        commits.settle(1);
+        assert_eq!(last(&commits), Some(1));
+        commits.settle(2);
+        assert_eq!(last(&commits), Some(1), "its buffer may be overwritten already");
+    }
+
     #[test]
     fn a_commit_of_another_file_or_an_older_one_does_not_count() {
         let mut commits = commits();
@@ -107,7 +151,8 @@ mod tests {
         commits.end(Commit { path: "/etc/passwd".to_owned(), number: 9, bytes: 3 });
         assert_eq!(commits.last(), None);
         commits.end(Commit { path: path.clone(), number: 2, bytes: 3 });
-        commits.end(Commit { path: commits.begin(), number: 1, bytes: 3 });
+        let path = commits.begin();
+        commits.end(Commit { path, number: 1, bytes: 3 });
         assert_eq!(commits.last().map(|it| it.number), Some(2));
     }
 }

@@ -27,6 +27,7 @@ use steadfast_process::{
 use tempfile::TempDir;
 use tracing::{error, info, warn};
 
+use crate::args::DataArgs;
 use crate::job_end::{has_failed, was_over};
 
 /// How long agents may take to hear that the job is over, and to leave.
@@ -78,6 +79,8 @@ pub struct RendezvousArgs {
     #[arg(long)]
     insecure_allow_plaintext: bool,
     #[command(flatten)]
+    data: DataArgs,
+    #[command(flatten)]
     log: LogArgs,
 }
 
@@ -108,6 +111,7 @@ pub async fn rendezvous(args: RendezvousArgs) -> Result<ExitCode, Failure> {
     let mut spec = ElasticSpec::new(&args.rdzv_id, args.nnodes);
     spec.nodes.last_call = args.last_call;
     spec.nodes.join_timeout = args.join_timeout;
+    spec.records = args.data.records;
     let settings = CoordinatorSettings {
         spec,
         listen: args.listen,

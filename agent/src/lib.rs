@@ -34,7 +34,7 @@ mod supervised;
 mod warm;
 mod worker_service;
 
-pub use args::RunArgs;
+pub use args::{DataArgs, RunArgs};
 pub use commits::CommitBuffer;
 pub use coordinator::{Coordinator, CoordinatorSettings, RendezvousArgs, rendezvous};
 pub use job_end::Ended;

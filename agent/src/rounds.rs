@@ -11,7 +11,10 @@ use steadfast_agent_core::round::{
 };
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::Round;
-use steadfast_elastic_client::{Change, Exited, NodeError, NodeSession, RoundOver, until_over};
+use steadfast_common::records::commits::COMMIT_TAG;
+use steadfast_elastic_client::{
+    Change, Entered, Exited, NodeError, NodeSession, RoundOver, until_over,
+};
 use steadfast_host::time::{Instant, interval, sleep, sleep_until, timeout};
 use steadfast_process::{Failure, Shutdown};
 use steadfast_proto::v1::NodeReport;
@@ -24,7 +27,7 @@ use crate::metrics::{Counts, RunResult};
 use crate::ports::HeldPorts;
 use crate::processes::WorkerProcesses;
 use crate::run::{Agent, describe, failure, join};
-use crate::worker_service::WorkerService;
+use crate::worker_service::{CommitOutcome, WorkerService};
 
 /// How long workers may take to write their stacks.
 const DUMP_TIME: Duration = Duration::from_secs(2);
@@ -217,6 +220,7 @@ impl Agent<'_> {
         let lease_ttl = self.args.lease_ttl;
         let mut answering =
             std::pin::pin!(answer_suspicions(&self.service, session, round, report, lease_ttl));
+        let mut deciding = std::pin::pin!(decide_commits(&self.service, session));
         let mut check = interval(HANG_CHECK);
         let mut told = self.service.subscribe();
         let surroundings = Surroundings { args: self.args, counts, service: &self.service };
@@ -245,6 +249,7 @@ impl Agent<'_> {
                         over = &mut over => Input::Over(self.note_over(round, over)),
                         _ = told.changed() => Input::Look,
                         never = &mut answering => match never {},
+                        never = &mut deciding => match never {},
                         () = sleep_until(begun + deadline) => Input::Look,
                         _ = check.tick(), if self.args.hang_timeout.is_some() => Input::Look,
                     }
@@ -361,6 +366,30 @@ async fn answer_suspicions(
             }
             Ok(_) | Err(_) => sleep(ANSWER_RETRY).await,
         }
+    }
+}
+
+/// Decides the commits of the workers together with the other nodes, one after the other.
+async fn decide_commits(service: &WorkerService, session: &NodeSession) -> Infallible {
+    loop {
+        let (id, position) = service.until_proposed().await;
+        let outcome = loop {
+            let data = position.to_json().into();
+            match session.enter(id.round, COMMIT_TAG, id.phase, data).await {
+                Ok(Entered::Released(_)) => break CommitOutcome::Decided,
+                Ok(Entered::Ended(_)) => break CommitOutcome::Over,
+                Ok(Entered::Waits(_)) => {}
+                Err(NodeError::Coord(_)) => sleep(ANSWER_RETRY).await,
+                Err(error) => {
+                    let Failure { kind, message } = failure(&error);
+                    break match kind {
+                        ErrorKind::Stale => CommitOutcome::Over,
+                        _ => CommitOutcome::Refused { kind, message },
+                    };
+                }
+            }
+        };
+        service.conclude(id, outcome);
     }
 }
 

@@ -53,6 +53,12 @@ pub async fn run(mut args: RunArgs) -> Result<ExitCode, Failure> {
             args.nnodes.min()
         )));
     }
+    if !args.standalone && args.data.records.is_some() {
+        return Err(Failure::invalid(
+            "--records belongs to the job: pass it to `steadfast rendezvous`, or write it into the job file; here it \
+             is for --standalone",
+        ));
+    }
     let id = random::uuid();
     init_logging("agent", args.job(), id, &args.log)?;
     let shutdown = Shutdown::install()?;
@@ -61,7 +67,9 @@ pub async fn run(mut args: RunArgs) -> Result<ExitCode, Failure> {
     }
     let mut coordinator = None;
     if args.standalone {
-        let settings = CoordinatorSettings::of_one_node(ElasticSpec::new(args.job(), args.nnodes));
+        let mut spec = ElasticSpec::new(args.job(), args.nnodes);
+        spec.records = args.data.records;
+        let settings = CoordinatorSettings::of_one_node(spec);
         let started = coordinator.insert(Coordinator::start(settings, &shutdown).await?);
         args.rdzv_endpoint = vec![format!("http://{}", started.address)];
     }

@@ -6,19 +6,21 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use steadfast_common::error::ErrorKind;
-use steadfast_common::ids::Round;
+use steadfast_common::ids::{Pass, Phase, Round};
+use steadfast_common::records::commits::{CommitId, DataPosition};
 use steadfast_elastic_client::Change;
 use steadfast_host::random;
 use steadfast_host::task::Task;
 use steadfast_host::time::{Instant, timeout};
 use steadfast_net::{Port, TlsIdentity};
 use steadfast_process::Failure;
+use steadfast_proto::v1::decide_commit_reply::Outcome;
 use steadfast_proto::v1::worker_server::{Worker, WorkerServer};
 use steadfast_proto::v1::{
-    BeginCommitReply, BeginCommitRequest, ChangesReply, ChangesRequest, EndCommitReply,
-    EndCommitRequest, LastCommitReply, LastCommitRequest, MemberChange, NextRoundReply,
-    NextRoundRequest, ProgressReply, ProgressRequest, SuspectReply, SuspectRequest,
-    WorkerAssignment, next_round_reply, suspect_reply,
+    BeginCommitReply, BeginCommitRequest, ChangesReply, ChangesRequest, DecideCommitReply,
+    DecideCommitRequest, EndCommitReply, EndCommitRequest, LastCommitReply, LastCommitRequest,
+    MemberChange, NextRoundReply, NextRoundRequest, ProgressReply, ProgressRequest, SuspectReply,
+    SuspectRequest, WorkerAssignment, next_round_reply, suspect_reply,
 };
 use steadfast_proto::{WorkerToken, access, status};
 use subtle::ConstantTimeEq;
@@ -75,6 +77,7 @@ struct State {
     suspicions: BTreeMap<u32, Suspicion>,
     progress: Option<Instant>,
     commits: Commits,
+    commit: Deciding,
 }
 
 /// A worker's question whether another worker explains a failed operation.
@@ -104,6 +107,7 @@ impl WorkerService {
                 suspicions: BTreeMap::new(),
                 progress: None,
                 commits: Commits::new(buffers),
+                commit: Deciding::default(),
             }),
             changed: watch::Sender::new(0),
             reason,
@@ -125,6 +129,10 @@ impl WorkerService {
     /// Begins a round: answers the workers that wait for it.
     pub fn begin(&self, placement: &RoundPlacement) {
         self.change(|state| {
+            if let Some(data) = placement.record.data {
+                state.commits.settle(data.commit.unwrap_or_default().number());
+            }
+            state.commit = Deciding::default();
             state.placement = Some(placement.clone());
             state.changes.clear();
             state.ready.clear();
@@ -157,6 +165,7 @@ impl WorkerService {
     pub fn forget(&self, local_rank: u32) {
         self.change(|state| {
             state.connected.remove(&local_rank);
+            state.commit.entered.remove(&local_rank);
             state.ready.remove(&local_rank);
             state.suspicions.remove(&local_rank);
         });
@@ -201,6 +210,30 @@ impl WorkerService {
         });
     }
 
+    /// Waits until all workers of this node have a copy of their state for the next commit of the round; returns which
+    /// one that is, and what the state has seen.
+    pub async fn until_proposed(&self) -> (CommitId, DataPosition) {
+        let mut changes = self.subscribe();
+        loop {
+            changes.mark_unchanged();
+            if let Some(proposed) = self.shared.lock().proposed() {
+                return proposed;
+            }
+            // Not an error: `self` has the sender.
+            let _ = changes.changed().await;
+        }
+    }
+
+    /// Tells the workers what became of a commit.
+    pub fn conclude(&self, id: CommitId, outcome: CommitOutcome) {
+        self.change(|state| {
+            if outcome == CommitOutcome::Decided {
+                state.commits.settle(id.number());
+            }
+            state.commit.concluded = Some((id, outcome));
+        });
+    }
+
     /// Returns when a worker last reported progress.
     pub fn last_progress(&self) -> Option<Instant> {
         self.shared.lock().progress
@@ -216,7 +249,76 @@ impl WorkerService {
     }
 }
 
+/// The commit that the workers of a node take part in.
+#[derive(Debug, Default)]
+struct Deciding {
+    /// What the state of each worker has seen, and for which commit of the round it is a copy, by local rank.
+    entered: BTreeMap<u32, (CommitId, DataPosition)>,
+    /// The last commit of the round of which the outcome is known.
+    concluded: Option<(CommitId, CommitOutcome)>,
+}
+
+impl Deciding {
+    /// Notes that a worker has a copy of its state. All workers commit after the same update.
+    fn enter(&mut self, local_rank: u32, id: CommitId, position: DataPosition) {
+        let differs = |(other, at): &(CommitId, DataPosition)| *other == id && *at != position;
+        if let Some((_, other)) = self.entered.values().find(|it| differs(it)) {
+            let message = format!(
+                "the state of a worker is at record {} of pass {}, and that of another one of its node at record {} \
+                 of pass {}: all workers commit after the same update",
+                position.used, position.pass, other.used, other.pass
+            );
+            let refused = CommitOutcome::Refused { kind: ErrorKind::Conflict, message };
+            self.concluded = Some((id, refused));
+        }
+        self.entered.insert(local_rank, (id, position));
+    }
+}
+
+/// What became of a commit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum CommitOutcome {
+    Decided,
+    /// The round is over. The next one says whether it was decided.
+    Over,
+    /// The master refuses it.
+    Refused {
+        kind: ErrorKind,
+        message: String,
+    },
+}
+
 impl State {
+    /// Returns the commit for which each worker of this node has entered, unless its outcome is known.
+    fn proposed(&self) -> Option<(CommitId, DataPosition)> {
+        let slots = self.placement.as_ref()?.own().slots;
+        let mut entered = self.commit.entered.values();
+        let first = *entered.next()?;
+        let is_known = self.commit.concluded.as_ref().is_some_and(|(id, _)| first.0 <= *id);
+        let is_complete = self.commit.entered.len() == slots as usize;
+        (is_complete && !is_known && entered.all(|other| other.0 == first.0)).then_some(first)
+    }
+
+    /// Returns the outcome of a commit, if it is known. A worker of this node that has failed or left the round takes
+    /// part in none.
+    fn outcome(&self, id: CommitId) -> Option<CommitOutcome> {
+        if self.round() != id.round {
+            return Some(CommitOutcome::Over);
+        }
+        match &self.commit.concluded {
+            Some((last, _)) if id < *last => return Some(CommitOutcome::Decided),
+            Some((last, outcome)) if id == *last => return Some(outcome.clone()),
+            Some(_) | None => {}
+        }
+        let is_lacking = self.proposed().is_none()
+            && (!self.ready.is_empty() || self.changes.iter().any(|change| change.removed));
+        is_lacking.then_some(CommitOutcome::Over)
+    }
+
+    fn round(&self) -> Round {
+        self.placement.as_ref().map_or(Round(0), |placement| placement.record.round)
+    }
+
     fn oldest_suspicion(&self) -> Option<Instant> {
         let open = self.suspicions.values().filter(|suspicion| !suspicion.is_refuted);
         open.map(|suspicion| suspicion.since).min()
@@ -224,9 +326,7 @@ impl State {
 
     /// Returns the answer to a worker that suspects that `round` is over, if there is one yet.
     fn verdict(&self, local_rank: u32, round: u64) -> Option<suspect_reply::Verdict> {
-        let is_current =
-            self.placement.as_ref().is_some_and(|placement| placement.record.round.0 == round);
-        if !is_current || !self.changes.is_empty() {
+        if self.round().0 != round || !self.changes.is_empty() {
             return Some(suspect_reply::Verdict::Over);
         }
         let is_refuted = self.suspicions.get(&local_rank)?.is_refuted;
@@ -287,7 +387,7 @@ fn check_token(token: &str, request: Request<()>) -> Result<Request<()>, Status>
 
 fn assignment(placement: &RoundPlacement, local_rank: u32) -> WorkerAssignment {
     let (host, port) = placement.master();
-    let own = placement.own();
+    let (own, data) = (placement.own(), placement.record.data);
     WorkerAssignment {
         round: placement.record.round.0,
         rank: own.first_rank + local_rank,
@@ -298,6 +398,8 @@ fn assignment(placement: &RoundPlacement, local_rank: u32) -> WorkerAssignment {
         group_world_size: placement.record.members.len() as u32,
         master_addr: host.to_owned(),
         master_port: port.into(),
+        records: data.map_or(0, |data| data.records),
+        commit: data.and_then(|data| data.commit).unwrap_or_default().number(),
     }
 }
 
@@ -312,7 +414,7 @@ impl Worker for Service {
         let all = |state: &State| ChangesReply {
             revision: state.revision,
             changes: state.changes.clone(),
-            round: state.placement.as_ref().map_or(0, |placement| placement.record.round.0),
+            round: state.round().0,
         };
         let newer = |state: &State| (revision < state.revision).then(|| all(state));
         Ok(Response::new(self.0.until(wait_ms, newer, all).await))
@@ -376,7 +478,13 @@ impl Worker for Service {
         request: Request<EndCommitRequest>,
     ) -> Result<Response<EndCommitReply>, Status> {
         let EndCommitRequest { path, number, bytes } = request.into_inner();
-        self.0.lock().commits.end(Commit { path, number, bytes });
+        let mut state = self.0.lock();
+        let commit = Commit { path, number, bytes };
+        let is_counted = state.placement.as_ref().is_some_and(|it| it.record.data.is_some());
+        match is_counted {
+            true => state.commits.propose(commit),
+            false => state.commits.end(commit),
+        }
         Ok(Response::new(EndCommitReply {}))
     }
 
@@ -390,6 +498,31 @@ impl Worker for Service {
             number: commit.number,
             bytes: commit.bytes,
         })))
+    }
+
+    async fn decide_commit(
+        &self,
+        request: Request<DecideCommitRequest>,
+    ) -> Result<Response<DecideCommitReply>, Status> {
+        let DecideCommitRequest { local_rank, round, phase, pass, used, seen, wait_ms } =
+            request.into_inner();
+        self.connected(local_rank);
+        let id = CommitId { round: Round(round), phase: Phase(phase) };
+        let position = DataPosition { pass: Pass(pass), used, seen };
+        self.0.change(|state| {
+            let slots = state.placement.as_ref().map_or(0, |placement| placement.own().slots);
+            if local_rank < slots && state.round() == id.round {
+                state.commit.enter(local_rank, id, position);
+            }
+        });
+        let outcome = |state: &State| state.outcome(id).map(Some);
+        let outcome = match self.0.until(wait_ms, outcome, |_| None).await {
+            None => Outcome::Waiting,
+            Some(CommitOutcome::Decided) => Outcome::Decided,
+            Some(CommitOutcome::Over) => Outcome::Over,
+            Some(CommitOutcome::Refused { kind, message }) => return Err(status(kind, message)),
+        };
+        Ok(Response::new(DecideCommitReply { outcome: outcome.into() }))
     }
 
     async fn progress(

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use steadfast_agent::DataArgs;
 use steadfast_common::job::durations::{self, parse_or_seconds};
 use steadfast_common::records::rendezvous::{NodeRange, SLOTS_MAX};
 use steadfast_launcher_core::blacklist::Cooldown;
@@ -102,6 +103,8 @@ pub struct LaunchArgs {
     /// How long the first round is kept open after each arrival, if the job has no master of its own.
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = durations::parse)]
     pub(crate) last_call: Duration,
+    #[command(flatten)]
+    pub(crate) data: DataArgs,
     /// How often each agent restarts its failed workers before it fails.
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub(crate) max_restarts: u32,

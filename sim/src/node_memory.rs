@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use bytes::Bytes;
 use steadfast_common::ids::Round;
 use steadfast_host::time::Instant;
 use tokio::sync::watch;
@@ -12,14 +13,36 @@ use crate::world::ProcessId;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BrokenUp;
 
+/// A commit that a node keeps. Later ones have larger numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LastCommit {
+    pub number: u64,
+    /// The state: how many steps it has seen.
+    pub steps: u64,
+}
+
+impl LastCommit {
+    /// Reads what another node has passed to a barrier.
+    pub fn parse(data: &Bytes) -> Option<Self> {
+        let (number, steps) = std::str::from_utf8(data).ok()?.split_once(' ')?;
+        Some(Self { number: number.parse().ok()?, steps: steps.parse().ok()? })
+    }
+}
+
+impl std::fmt::Display for LastCommit {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{} {}", self.number, self.steps)
+    }
+}
+
 /// The memory of a node. It ends with the agent.
 #[derive(Default)]
 pub struct NodeMemory(watch::Sender<Memory>);
 
 #[derive(Default)]
 struct Memory {
-    /// The numbers in the buffers for commits, by path; a buffer that is being written has none.
-    buffers: BTreeMap<String, u64>,
+    /// What the buffers for commits hold, by path; a buffer that is being written is not listed.
+    buffers: BTreeMap<String, LastCommit>,
     /// The last commit of workers that do not use the service of the agent.
     file: u64,
     last_output: Option<Instant>,
@@ -124,14 +147,14 @@ impl NodeMemory {
     }
 
     /// Ends to write a buffer.
-    pub fn end_write(&self, path: &str, number: u64) {
+    pub fn end_write(&self, path: &str, commit: LastCommit) {
         self.0.send_modify(|memory| {
-            memory.buffers.insert(path.to_owned(), number);
+            memory.buffers.insert(path.to_owned(), commit);
         });
     }
 
-    /// Returns the number in a buffer, if it was written to its end.
-    pub fn read(&self, path: &str) -> Option<u64> {
+    /// Returns what a buffer holds, if it was written to its end.
+    pub fn read(&self, path: &str) -> Option<LastCommit> {
         self.0.borrow().buffers.get(path).copied()
     }
 

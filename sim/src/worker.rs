@@ -3,32 +3,36 @@
 //! It stands for a program that uses `steadfast.elastic`, or for one that does not, whose worker ends when the round
 //! is over. The workers of a node meet in its memory. A step is passed when those of all nodes have come to it: the first
 //! worker of each node enters a barrier of the master, and then commits the step to the memory of its agent. At the
-//! beginning of a round all members continue from the newest commit of any of them.
+//! beginning of a round all members continue from the newest commit of any of them. In a job whose records are counted,
+//! the workers of all nodes decide on each commit, also on the state that a round begins with.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
 use steadfast_agent::{WorkerExit, WorkerStart};
-use steadfast_common::ids::{NodeId, Round};
+use steadfast_common::error::ErrorKind;
+use steadfast_common::ids::{NodeId, Phase, Round};
+use steadfast_common::records::commits::{CommitId, DataPosition};
 use steadfast_common::records::rendezvous::RoundRecord;
 use steadfast_common::role::Role;
 use steadfast_host::random;
 use steadfast_host::time::sleep;
 use steadfast_net::{Channel, TlsIdentity};
 use steadfast_proto::WorkerToken;
+use steadfast_proto::v1::decide_commit_reply::Outcome;
 use steadfast_proto::v1::suspect_reply::Verdict;
 use steadfast_proto::v1::worker_client::WorkerClient;
 use steadfast_proto::v1::{
-    BeginCommitRequest, ChangesRequest, EndCommitRequest, LastCommitRequest, NextRoundRequest,
-    ProgressRequest, SuspectRequest, WorkerAssignment, next_round_reply,
+    BeginCommitRequest, ChangesRequest, DecideCommitRequest, EndCommitRequest, LastCommitRequest,
+    NextRoundRequest, ProgressRequest, SuspectRequest, WorkerAssignment, next_round_reply,
 };
 use tonic::Status;
 use tonic::service::interceptor::InterceptedService;
 
 use crate::checks::Observed;
 use crate::net::Machine;
-use crate::node_memory::{BrokenUp, NodeMemory};
+use crate::node_memory::{BrokenUp, LastCommit, NodeMemory};
 use crate::worker_barriers::{Barriers, RoundLost};
 use crate::workers::failed;
 use crate::workload::ElasticJob;
@@ -109,7 +113,7 @@ impl Worker {
             self.broken(format!("the variables of a worker are {:?}", start.variables));
             return failed("exit code 2");
         };
-        let mut life = Life { worker: &self, agent, barriers: None };
+        let mut life = Life { worker: &self, agent, commits: 0, barriers: None };
         match self.job.uses_agent {
             true => life.rounds(start.local_rank).await,
             false => match self.place(&start) {
@@ -143,6 +147,7 @@ impl Worker {
             group_world_size: number("GROUP_WORLD_SIZE")?,
             master_addr: variable(start, "MASTER_ADDR")?.to_owned(),
             master_port: number("MASTER_PORT")?,
+            ..WorkerAssignment::default()
         })
     }
 
@@ -164,6 +169,8 @@ fn variable<'s>(start: &'s WorkerStart, name: &str) -> Option<&'s str> {
 struct Life<'w> {
     worker: &'w Worker,
     agent: Client,
+    /// Commits that the round has decided.
+    commits: u64,
     /// Made by the first worker of a node.
     barriers: Option<Barriers>,
 }
@@ -315,12 +322,20 @@ impl Life<'_> {
         record: Option<&RoundRecord>,
     ) -> Result<u64, CollectiveFailed> {
         let (round, memory) = (Round(place.round), &self.worker.memory);
-        let Some(record) = record else { return Ok(memory.until_passed(round, 0).await?) };
-        memory.until_come(round, place.local_world_size, 0).await?;
-        let own = self.last_commit().await.map_err(|_| CollectiveFailed)?;
-        let entries = self.enter(record, BEGIN_TAG, 0, own).await?;
-        let newest = entries.iter().filter_map(number).max().unwrap_or(0);
-        memory.pass(round, newest);
+        let newest = match record {
+            None => memory.until_passed(round, 0).await?,
+            Some(record) => {
+                memory.until_come(round, place.local_world_size, 0).await?;
+                let own = self.last_commit().await.map_err(|_| CollectiveFailed)?;
+                let entries = self.enter(record, BEGIN_TAG, 0, own).await?;
+                let newest = entries.iter().filter_map(LastCommit::parse).max();
+                let LastCommit { steps, .. } = newest.unwrap_or_default();
+                memory.pass(round, steps);
+                steps
+            }
+        };
+        self.commits = 0;
+        self.decide(place, newest).await?;
         Ok(newest)
     }
 
@@ -340,7 +355,7 @@ impl Life<'_> {
         }
         let Some(record) = record else {
             memory.until_passed(round, step + 1).await?;
-            return Ok(());
+            return self.decide(place, step + 1).await;
         };
         memory.until_come(round, place.local_world_size, step + 1).await?;
         let entries = self.enter(record, STEP_TAG, step - first, step).await?;
@@ -348,8 +363,46 @@ impl Life<'_> {
             let text = format!("step {step} of round {round} was passed by {entries:?}");
             self.worker.broken(text);
         }
-        self.commit(step + 1).await.map_err(|_| CollectiveFailed)?;
+        if job.spec.records.is_none() {
+            self.commit(step + 1, step + 1).await.map_err(|_| CollectiveFailed)?;
+        }
         memory.pass(round, step + 1);
+        self.decide(place, step + 1).await
+    }
+
+    /// Commits a state together with all other workers, in a job whose records are counted.
+    async fn decide(
+        &mut self,
+        place: &WorkerAssignment,
+        steps: u64,
+    ) -> Result<(), CollectiveFailed> {
+        let job = &self.worker.job;
+        let Some(DataPosition { pass, used, seen }) = job.position(steps) else { return Ok(()) };
+        let is_first = self.commits == 0;
+        if !is_first && !job.commits(steps) {
+            return Ok(());
+        }
+        let WorkerAssignment { local_rank, round, .. } = *place;
+        let id = CommitId { round: Round(round), phase: Phase(self.commits) };
+        if local_rank == 0 {
+            self.commit(id.number(), steps).await.map_err(|_| CollectiveFailed)?;
+        }
+        let (phase, pass, wait_ms) = (id.phase.0, pass.0, WAIT_MS);
+        let request = DecideCommitRequest { local_rank, round, phase, pass, used, seen, wait_ms };
+        loop {
+            let reply = self.agent.decide_commit(request).await.map_err(|status| {
+                if let ErrorKind::Conflict | ErrorKind::Invalid = steadfast_proto::kind(&status) {
+                    self.worker.broken(format!("a commit is refused: {}", status.message()));
+                }
+                CollectiveFailed
+            })?;
+            match reply.into_inner().outcome() {
+                Outcome::Decided => break,
+                Outcome::Over => return Err(CollectiveFailed),
+                Outcome::Waiting => {}
+            }
+        }
+        self.commits += 1;
         Ok(())
     }
 
@@ -359,7 +412,7 @@ impl Life<'_> {
         record: &RoundRecord,
         tag: &str,
         phase: u64,
-        data: u64,
+        data: impl std::fmt::Display,
     ) -> Result<Vec<Bytes>, CollectiveFailed> {
         let barriers = self.barriers.as_ref().ok_or(CollectiveFailed)?;
         let entries = barriers.enter(record, tag, phase, data).await?;
@@ -370,8 +423,8 @@ impl Life<'_> {
         Ok(entries.into_values().collect())
     }
 
-    /// Commits steps to the memory of the agent.
-    async fn commit(&mut self, steps: u64) -> Result<(), Status> {
+    /// Writes the state after so many steps to the memory of the agent, as the commit with this number.
+    async fn commit(&mut self, number: u64, steps: u64) -> Result<(), Status> {
         let Worker { memory, job, .. } = self.worker;
         if !job.uses_agent {
             memory.write_file(steps);
@@ -380,28 +433,32 @@ impl Life<'_> {
         let path = self.agent.begin_commit(BeginCommitRequest {}).await?.into_inner().path;
         memory.begin_write(&path);
         sleep(Duration::from_millis(random::seed() % WRITE_MS)).await;
-        memory.end_write(&path, steps);
-        let request = EndCommitRequest { path, number: steps, bytes: 1 };
+        memory.end_write(&path, LastCommit { number, steps });
+        let request = EndCommitRequest { path, number, bytes: 1 };
         self.agent.end_commit(request).await.map(drop)
     }
 
-    /// Returns the steps of the last commit of this node.
-    async fn last_commit(&mut self) -> Result<u64, Status> {
+    /// Returns the last commit of this node.
+    async fn last_commit(&mut self) -> Result<LastCommit, Status> {
         let Worker { memory, job, .. } = self.worker;
         if !job.uses_agent {
-            return Ok(memory.read_file());
+            let steps = memory.read_file();
+            return Ok(LastCommit { number: steps, steps });
         }
         let last = self.agent.last_commit(LastCommitRequest {}).await?.into_inner();
         if last.path.is_empty() {
-            return Ok(0);
+            return Ok(LastCommit::default());
         }
         let stored = memory.read(&last.path);
-        if stored != Some(last.number) {
-            let broken =
-                format!("the agent keeps commit {}, but {stored:?} is stored", last.number);
-            self.worker.broken(broken);
+        match stored {
+            Some(stored) if stored.number == last.number => Ok(stored),
+            Some(_) | None => {
+                let broken =
+                    format!("the agent keeps commit {}, but {stored:?} is stored", last.number);
+                self.worker.broken(broken);
+                Ok(LastCommit::default())
+            }
         }
-        Ok(last.number)
     }
 
     /// Asks the agent whether the round is over.

@@ -88,7 +88,7 @@ impl Barriers {
         record: &RoundRecord,
         tag: &str,
         phase: u64,
-        data: u64,
+        data: impl std::fmt::Display,
     ) -> Result<BTreeMap<String, Bytes>, RoundLost> {
         let member = record.members.iter().find(|member| member.node == self.node);
         let incarnation = member.ok_or(RoundLost)?.incarnation.0;

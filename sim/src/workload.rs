@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use steadfast_common::ids::Pass;
 use steadfast_common::job::elastic::ElasticSpec;
 use steadfast_common::job::spec;
+use steadfast_common::records::commits::DataPosition;
 use steadfast_common::records::rendezvous::NodeRange;
 
 use crate::job::Job;
@@ -61,6 +63,10 @@ pub struct ElasticJob {
     pub restarts_max: u32,
     /// Whether the workers use the service of their agent, as `steadfast.elastic` does.
     pub uses_agent: bool,
+    /// Records of one step, of a job whose records are counted.
+    pub records_of_step: u64,
+    /// A state is committed after this many steps.
+    pub commit_every: u64,
     /// Time for workers to leave a round.
     pub reset_timeout: Duration,
     pub hang_timeout: Option<Duration>,
@@ -148,6 +154,9 @@ impl ElasticJob {
         let uses_agent = rng.happens(0.8);
         let reset_timeout = Duration::from_secs(*rng.one_of(&[1, 5, 20]));
         let hang_timeout = rng.happens(0.2).then(|| Duration::from_secs(rng.between(8, 20)));
+        // Other programs have no commits that are decided.
+        spec.records = (uses_agent && rng.happens(0.6)).then(|| rng.between(1, 40));
+        let (records_of_step, commit_every) = (rng.between(1, 12), rng.between(1, 3));
         Self {
             number,
             spec,
@@ -156,6 +165,8 @@ impl ElasticJob {
             failures,
             restarts_max,
             uses_agent,
+            records_of_step,
+            commit_every,
             reset_timeout,
             hang_timeout,
         }
@@ -168,6 +179,22 @@ impl ElasticJob {
         (job.spec.nodes.min, job.spec.nodes.max) = (job.nodes.min(), job.nodes.max());
         (job.steps, job.failures) = (3, u64::MAX);
         (job.restarts_max, job.uses_agent) = (RESTARTS_ENOUGH, true);
+        job.spec.records = None;
         job
+    }
+
+    /// Returns the position in the data of a state after so many steps, in a job whose records are counted.
+    pub fn position(&self, steps: u64) -> Option<DataPosition> {
+        let records = self.spec.records?;
+        let of_pass = records.div_ceil(self.records_of_step);
+        let (pass, in_pass) = (steps / of_pass, steps % of_pass);
+        let used = (in_pass * self.records_of_step).min(records);
+        Some(DataPosition { pass: Pass(pass as u32), used, seen: pass * records + used })
+    }
+
+    /// Returns whether the state after so many steps is committed.
+    pub fn commits(&self, steps: u64) -> bool {
+        let is_due = steps.is_multiple_of(self.commit_every);
+        self.spec.records.is_none() || is_due || steps == self.steps
     }
 }
