@@ -109,13 +109,16 @@ async fn run_elastic(args: &AuditArgs, job: &Job) -> Result<ExitCode, Failure> {
         )));
     };
     let record: Option<AnyJobRecord> = job.etcd.get_json(&job.keys.job()).await?;
-    let nodes = match record {
-        Some(AnyJobRecord::Elastic(record)) => record.spec.range(),
+    let spec = match record {
+        Some(AnyJobRecord::Elastic(record)) => Some(record.spec),
         Some(AnyJobRecord::Training(_)) | None => None,
     };
-    let nodes = nodes.ok_or_else(|| Failure::invalid("the job has no valid number of nodes"))?;
+    let about = spec.and_then(|spec| {
+        let (nodes, records) = (spec.range()?, spec.records);
+        Some(history::ElasticJob { keys: &job.keys, nodes, records })
+    });
+    let about = about.ok_or_else(|| Failure::invalid("the job has no valid number of nodes"))?;
     let revisions = read_history(path)?;
-    let about = history::ElasticJob { keys: &job.keys, nodes };
     let history = tokio::task::block_in_place(|| history::check_elastic(&about, &[], &revisions));
     let clean = history.is_clean();
     match args.form.output() {

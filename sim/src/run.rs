@@ -12,6 +12,7 @@ use steadfast_audit::history::{Checker, ElasticJob as ElasticHistory, Job as His
 use steadfast_common::ids::TaskId;
 use steadfast_common::job::dataset::Manifest;
 use steadfast_common::job::spec::Mode;
+use steadfast_common::records::commits::CommitRecord;
 use steadfast_common::records::given_up::Discarded;
 use steadfast_common::records::{JobOutcome, ResultRecord};
 
@@ -195,7 +196,8 @@ impl<'a> Run<'a> {
                     Checker::new(&History { keys, spec, manifest }, &[])
                 }
                 Workload::Elastic(job) => {
-                    Checker::of_elastic(&ElasticHistory { keys: &keys, nodes: job.nodes }, &[])
+                    let (keys, nodes, records) = (&keys, job.nodes, job.spec.records);
+                    Checker::of_elastic(&ElasticHistory { keys, nodes, records }, &[])
                 }
             };
             let recording = self.recording.take();
@@ -408,7 +410,9 @@ impl<'a> Run<'a> {
         let Some(result) = &self.result else { return vec!["the job has no result".to_owned()] };
         let job = match &self.plan.job {
             Workload::Training(job) => job,
-            Workload::Elastic(_) if result.state == JobOutcome::Finished => return Vec::new(),
+            Workload::Elastic(job) if result.state == JobOutcome::Finished => {
+                return self.commit_mismatch(job).into_iter().collect();
+            }
             Workload::Elastic(job) if self.was_short_of_nodes(job, result) => return Vec::new(),
             Workload::Elastic(job) if self.was_given_up(job, result) => return Vec::new(),
             Workload::Elastic(_) => return vec![format!("the job ended with {result:?}")],
@@ -445,6 +449,17 @@ impl<'a> Run<'a> {
         broken.extend(self.count_mismatch(job, manifest));
         broken.extend(self.row_count_mismatch(job, manifest));
         broken
+    }
+
+    /// Compares the last commit with all records of all passes, which the final state has seen once each.
+    fn commit_mismatch(&self, job: &ElasticJob) -> Option<String> {
+        let due = job.position(job.steps)?;
+        let server = self.scene.etcd.server()?;
+        let stored = server.get(self.scene.cluster.keys().commit().as_bytes());
+        let stored = stored.and_then(|entry| entry.value);
+        let found = stored.and_then(|it| serde_json::from_slice::<CommitRecord>(&it).ok());
+        let is_right = found.is_some_and(|found| found.position == due);
+        (!is_right).then(|| format!("the last commit is {found:?}; expected is {due:?}"))
     }
 
     /// Returns whether faults kept a node away for the join timeout after others had succeeded: such a job has

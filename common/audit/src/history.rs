@@ -4,6 +4,7 @@
 //! The input is plain data and can come from any watch. [`etcdctl::parse`] reads the output of
 //! `etcdctl watch --prefix --rev=1 -w json`.
 
+mod commits;
 pub mod etcdctl;
 mod keyspace;
 mod queues;
@@ -16,9 +17,11 @@ use std::fmt;
 use serde::Serialize;
 use steadfast_common::job::dataset::Manifest;
 use steadfast_common::job::spec::JobSpec;
+use steadfast_common::records::commits::DataPosition;
 use steadfast_common::records::keys::Keys;
 use steadfast_common::records::rendezvous::NodeRange;
 
+use commits::Commits;
 use keyspace::Keyspace;
 use queues::Queues;
 use rounds::Rounds;
@@ -57,6 +60,8 @@ pub struct ElasticJob<'a> {
     pub keys: &'a Keys,
     /// The numbers of nodes that a round may have.
     pub nodes: NodeRange,
+    /// The number of records of a pass, if commits count them.
+    pub records: Option<u64>,
 }
 
 /// Rules that a history can break.
@@ -90,6 +95,9 @@ pub enum Rule {
     Asked,
     /// A phase of a tag is released when each member of the round has an entry in it.
     Barriers,
+    /// Each member of a round has the state of a commit, which follows the last one by records that were not used
+    /// before. A round begins with the last commit, or with an earlier one if no member has it.
+    Commits,
     /// The passes of a stream are numbered without gaps, and do not change. Each file is in one of them, none is
     /// added after the end, and none is deleted that a checkpoint needs.
     Stream,
@@ -121,7 +129,23 @@ pub struct HistoryReport {
     pub checkpoints: u64,
     /// Rounds formed by an elastic job.
     pub rounds: u64,
+    /// Commits of an elastic job that all members of a round have decided.
+    pub decided: u64,
+    /// What the last of these commits has seen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data: Option<DataSeen>,
     pub broken: Vec<Broken>,
+}
+
+/// What the state of an elastic job has seen of its data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct DataSeen {
+    /// The number of records of a pass.
+    pub records: u64,
+    #[serde(flatten)]
+    pub position: DataPosition,
+    /// Records of passes that ended early, which no update has used. Those before the first commit are not known.
+    pub left_out: u64,
 }
 
 impl HistoryReport {
@@ -158,7 +182,7 @@ pub fn check_elastic(
 /// The rules that apply in addition to those of [`Keyspace`].
 enum Rules<'a> {
     Training(Box<(Queues<'a>, StreamKeys<'a>)>),
-    Elastic(Box<Rounds<'a>>),
+    Elastic(Box<(Rounds<'a>, Option<Commits<'a>>)>),
 }
 
 /// Checks a history incrementally, revision by revision.
@@ -179,7 +203,8 @@ impl<'a> Checker<'a> {
 
     /// Creates a checker for the history of an elastic job, from the state `start` of etcd.
     pub fn of_elastic(job: &ElasticJob<'a>, start: &[Change]) -> Self {
-        let rules = Rules::Elastic(Box::new(Rounds::new(job, start)));
+        let commits = job.records.map(|records| Commits::new(job.keys, records, start));
+        let rules = Rules::Elastic(Box::new((Rounds::new(job, start), commits)));
         Self { keyspace: Keyspace::new(job.keys, start), rules, report: HistoryReport::default() }
     }
 
@@ -193,7 +218,13 @@ impl<'a> Checker<'a> {
                 queues.check(revision, &self.keyspace, &mut self.report);
                 stream.check(revision, &self.keyspace, &mut self.report);
             }
-            Rules::Elastic(rounds) => rounds.check(revision, &mut self.report),
+            Rules::Elastic(rules) => {
+                let (rounds, commits) = &mut **rules;
+                rounds.check(revision, &mut self.report);
+                if let Some(commits) = commits {
+                    commits.check(revision, &mut self.report);
+                }
+            }
         }
     }
 }
@@ -201,6 +232,21 @@ impl<'a> Checker<'a> {
 impl fmt::Display for Broken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "revision {}: {}", self.revision, self.text)
+    }
+}
+
+impl fmt::Display for DataSeen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let DataPosition { pass, used, seen } = self.position;
+        write!(
+            f,
+            "data: the last state has seen {seen} records, each once in its pass; it is at record {used}"
+        )?;
+        write!(
+            f,
+            " of {} of pass {pass}; passes that ended early left out {}",
+            self.records, self.left_out
+        )
     }
 }
 
@@ -214,7 +260,10 @@ impl fmt::Display for HistoryReport {
                 "{} attempts, {} generations, {} checkpoints",
                 self.attempts, self.generations, self.checkpoints
             )?,
-            rounds => writeln!(f, "{rounds} rounds")?,
+            rounds => writeln!(f, "{rounds} rounds, {} commits of states", self.decided)?,
+        }
+        if let Some(data) = &self.data {
+            writeln!(f, "{data}")?;
         }
         self.broken.iter().try_for_each(|broken| writeln!(f, "  violation: {broken}"))?;
         match self.broken.len() {

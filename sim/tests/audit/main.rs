@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod commits;
 mod counts;
 mod evidence;
 mod findings;

@@ -84,9 +84,11 @@ impl Run {
             Workload::Training(job) => {
                 check(&Job { keys, spec: &job.spec, manifest }, start, revisions)
             }
-            Workload::Elastic(job) => {
-                check_elastic(&ElasticJob { keys, nodes: job.nodes }, start, revisions)
-            }
+            Workload::Elastic(job) => check_elastic(
+                &ElasticJob { keys, nodes: job.nodes, records: job.spec.records },
+                start,
+                revisions,
+            ),
         }
     }
 }
@@ -180,6 +182,10 @@ impl History {
     pub fn value<T: DeserializeOwned>(&self, key: &str) -> Option<T> {
         let value = self.held.get(key)?.value.as_deref()?;
         Some(serde_json::from_str(value).expect("programs write valid records"))
+    }
+
+    pub fn holds(&self, key: &str) -> bool {
+        self.held.contains_key(key)
     }
 
     /// Returns the keys that begin with `prefix`.

@@ -2,8 +2,9 @@
 
 use steadfast_audit::history::Rule;
 use steadfast_common::ids::{Incarnation, NodeId, Phase, Round};
+use steadfast_common::records::commits::CommitRecord;
 use steadfast_common::records::rendezvous::{
-    EXIT_TAG, MemberRecord, NodeRecord, NodeState, ReleaseRecord, RoundRecord,
+    EXIT_TAG, MemberRecord, NodeRecord, NodeState, ReleaseRecord, RoundData, RoundRecord,
 };
 use steadfast_common::records::{JobOutcome, ResultRecord};
 use steadfast_sim::Workload;
@@ -37,6 +38,15 @@ fn round(history: &History) -> RoundRecord {
     history.value(&history.run.keys.formed_round()).expect("a round was formed")
 }
 
+/// Returns the same members with what a round that is formed now begins with.
+fn formed_again(history: &History) -> RoundRecord {
+    let formed = round(history);
+    let commit: Option<CommitRecord> = history.value(&history.run.keys.commit());
+    let commit = commit.map(|commit| commit.id);
+    let data = formed.data.map(|data| RoundData { commit, ..data });
+    RoundRecord { data, ..formed }
+}
+
 /// The record of a member as a node.
 fn node(member: &MemberRecord, state: NodeState) -> NodeRecord {
     let MemberRecord { incarnation, ref address, slots, .. } = *member;
@@ -63,7 +73,7 @@ fn assert_wrong_round(mut history: History, formed: &RoundRecord, text: &str) {
 
 /// All other nodes leave, and all members ask for the next round; returns it as the master would form it.
 fn next_round(history: &mut History) -> RoundRecord {
-    let mut formed = round(history);
+    let mut formed = formed_again(history);
     let known = history.keys_below(&history.run.keys.nodes_prefix());
     for id in known.iter().filter_map(|key| history.run.keys.node_of(key)) {
         if formed.members.iter().all(|member| member.node != id) {

@@ -176,8 +176,9 @@ impl<'a> ElasticTarget<'a> {
     pub fn start(scene: &'a Scene, shape: ElasticShape) -> Self {
         let etcd = EtcdCluster::start(scene, shape.etcd as usize, Quota::Default);
         let job_file = format!(
-            "name = \"{JOB}\"\nkind = \"elastic\"\n[nodes]\nmin = 1\nmax = {}\n\
+            "name = \"{JOB}\"\nkind = \"elastic\"\nrecords = {}\n[nodes]\nmin = 1\nmax = {}\n\
              last_call = \"1s\"\njoin_timeout = \"60s\"\n",
+            records(),
             shape.nodes_max()
         );
         let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs");
@@ -218,9 +219,11 @@ impl<'a> ElasticTarget<'a> {
     fn audit(&self) -> HistoryReport {
         let revisions = etcdctl::parse(self.recorder.lines()).expect("etcdctl wrote it");
         let nodes = NodeRange::new(1, self.job.shape.nodes_max()).expect("there are agents");
-        let job = ElasticJob { keys: &self.keys, nodes };
+        let job = ElasticJob { keys: &self.keys, nodes, records: Some(records()) };
         let report = check_elastic(&job, &[], &revisions);
         assert!(report.is_clean(), "{report}");
+        let data = report.data.expect("the workers have committed");
+        assert!(0 < data.position.seen && data.left_out == 0, "{report}");
         report
     }
 
@@ -266,6 +269,13 @@ impl<'a> ElasticTarget<'a> {
         // An error means that it has ended.
         let _ = kill(pid, signal);
     }
+}
+
+/// Returns the number of records that the workers train on: of five digits, one is held out.
+fn records() -> u64 {
+    let table = std::fs::read_to_string(examples().join("data/digits.csv"));
+    let digits = table.expect("the example exists").lines().count() - 1;
+    (digits - digits.div_ceil(5)) as u64
 }
 
 /// Returns the name of the current process of an agent, in the logs of its workers.
