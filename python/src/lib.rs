@@ -36,5 +36,5 @@ mod native {
     #[pymodule_export]
     use super::work::{Key, Work};
     #[pymodule_export]
-    use super::worker::{Worker, WorkerPlace};
+    use super::worker::{Worker, WorkerPlace, commit_number};
 }

@@ -8,14 +8,18 @@ use std::time::{Duration, Instant};
 use pyo3::exceptions::{PyOSError, PyTimeoutError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+use steadfast_common::error::ErrorKind;
+use steadfast_common::ids::{Phase, Round};
+use steadfast_common::records::commits::CommitId;
 use steadfast_common::role::Role;
-use steadfast_elastic_client::SeenChanges;
+use steadfast_elastic_client::{NodeError, SeenChanges};
 use steadfast_net::{Channel, TlsIdentity};
 use steadfast_proto::WorkerToken;
 use steadfast_proto::v1::worker_client::WorkerClient;
 use steadfast_proto::v1::{
-    BeginCommitRequest, ChangesRequest, EndCommitRequest, LastCommitRequest, NextRoundRequest,
-    ProgressRequest, SuspectRequest, WorkerAssignment, next_round_reply, suspect_reply::Verdict,
+    BeginCommitRequest, ChangesRequest, DecideCommitRequest, EndCommitRequest, LastCommitRequest,
+    NextRoundRequest, ProgressRequest, SuspectRequest, WorkerAssignment,
+    decide_commit_reply::Outcome, next_round_reply, suspect_reply::Verdict,
 };
 use tokio::runtime::Runtime;
 use tonic::Status;
@@ -70,6 +74,8 @@ pub struct WorkerPlace {
     group_world_size: u32,
     master_addr: String,
     master_port: u32,
+    records: u64,
+    commit: u64,
 }
 
 impl From<WorkerAssignment> for WorkerPlace {
@@ -84,6 +90,8 @@ impl From<WorkerAssignment> for WorkerPlace {
             group_world_size: wire.group_world_size,
             master_addr: wire.master_addr,
             master_port: wire.master_port,
+            records: wire.records,
+            commit: wire.commit,
         }
     }
 }
@@ -218,6 +226,33 @@ impl Worker {
         Ok(Some((last.number, data)))
     }
 
+    /// Says that this worker has a copy of its state for a commit of its round; returns whether it was decided.
+    fn decide_commit(
+        &self,
+        py: Python<'_>,
+        phase: u64,
+        pass_number: u32,
+        used: u64,
+        seen: u64,
+    ) -> PyResult<bool> {
+        let round = self.assignment.lock().expect("no holder panics").round;
+        let (mut client, local_rank) = (self.client(), self.local_rank);
+        let wait_ms = WAIT.as_millis() as u32;
+        let pass = pass_number;
+        let request = DecideCommitRequest { local_rank, round, phase, pass, used, seen, wait_ms };
+        let deciding = async move {
+            loop {
+                let reply = client.decide_commit(request).await;
+                match reply.map_err(CallError::of_decision)?.into_inner().outcome() {
+                    Outcome::Decided => return Ok(true),
+                    Outcome::Over => return Ok(false),
+                    Outcome::Waiting => {}
+                }
+            }
+        };
+        self.wait(py, FAR, deciding)
+    }
+
     /// Reports that this worker proceeds.
     fn progress(&self, py: Python<'_>) -> PyResult<()> {
         let mut client = self.client();
@@ -245,6 +280,25 @@ impl Worker {
 impl From<Status> for CallError {
     fn from(status: Status) -> Self {
         Self::Unavailable(format!("the agent of this node does not answer: {}", status.message()))
+    }
+}
+
+/// Returns the number by which workers name a commit of a round.
+#[pyfunction]
+pub fn commit_number(round: u64, phase: u64) -> u64 {
+    CommitId { round: Round(round), phase: Phase(phase) }.number()
+}
+
+impl CallError {
+    /// Returns what an answer about a commit means: an error of the program, or of the connection to the agent.
+    fn of_decision(status: Status) -> Self {
+        match steadfast_proto::kind(&status) {
+            ErrorKind::Conflict | ErrorKind::Invalid => {
+                let (kind, message) = (ErrorKind::Invalid, status.message().to_owned());
+                Self::Node(NodeError::Rejected { kind, message })
+            }
+            _ => status.into(),
+        }
     }
 }
 

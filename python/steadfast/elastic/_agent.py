@@ -44,6 +44,10 @@ class Assignment(NamedTuple):
     """Host of rank 0."""
     master_port: int
     """A free port there."""
+    records: int = 0
+    """Number of records of a pass, of a job that counts them; otherwise 0."""
+    commit: int = 0
+    """Number of the last commit that was decided before the round; 0 if there is none."""
 
 
 class Agent(Protocol):
@@ -73,10 +77,29 @@ class Agent(Protocol):
         """
 
     def put_commit(self, number: int, parts: Sequence[Buffer]) -> None:
-        """Keeps a commit in the memory of the agent, in place of the one before."""
+        """Keeps a commit in the memory of the agent, in place of the one before.
+
+        In a job that counts records, the one before is kept until this one is decided.
+        """
 
     def get_commit(self) -> Optional[Tuple[int, Buffer]]:
         """Returns the number and the contents of the commit that the agent keeps, if any."""
+
+    def decide_commit(self, phase: int, pass_number: int, used: int, seen: int) -> bool:
+        """Says that this worker has a copy of its state; waits until all have, and returns whether it counts.
+
+        It is called in a job that counts records. If it returns ``False`` the round is over; the next one says whether
+        the commit was decided.
+
+        Args:
+            phase: How many commits the round has decided before.
+            pass_number: The pass that the state is in.
+            used: Records of this pass that it has seen.
+            seen: Records of all passes that it has seen.
+
+        Raises:
+            InvalidError: The state of another worker has seen others, or this position cannot follow the last one.
+        """
 
     def progress(self) -> None:
         """Reports that this worker proceeds."""
@@ -111,6 +134,10 @@ class SoloAgent:
     def get_commit(self) -> Optional[Tuple[int, Buffer]]:
         """Returns ``None``."""
         return None
+
+    def decide_commit(self, phase: int, pass_number: int, used: int, seen: int) -> bool:
+        """Returns that it is decided."""
+        return True
 
     def progress(self) -> None:
         """Does nothing."""

@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-__all__ = ["Divided"]
+from typing import NamedTuple
+
+from ..errors import InvalidError
+
+__all__ = ["Divided", "Position"]
+
+
+class Position(NamedTuple):
+    """How far a state has come in the data; the same on all workers."""
+
+    pass_number: int
+    """The pass, from 0."""
+    used: int
+    """Records of this pass that the state has seen: those at the beginning of its order."""
+    seen: int
+    """Records of all passes that it has seen."""
 
 
 class Divided:
@@ -11,3 +26,14 @@ class Divided:
     def reset(self) -> None:
         """Divides what is left among the workers of the current round."""
         raise NotImplementedError
+
+    def position(self, records: int) -> Position:
+        """Returns the position in a pass of this many records.
+
+        Raises:
+            InvalidError: The data has another number of records, or does not count them.
+        """
+        raise InvalidError(
+            f"the job counts records (`records = {records}`), and {type(self).__name__} does not; "
+            "use an ElasticSampler, or leave out `records`"
+        )

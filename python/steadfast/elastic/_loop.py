@@ -107,10 +107,8 @@ def _run(
         try:
             return _run_round(current, train, state, is_new=resets > 0, skip_sync=skip_sync)
         except HostsUpdatedInterrupt as interrupt:
-            # From here on the state of this moment is what a failure goes back to.
-            state.save()
-            skip_sync = interrupt.skip_sync
             _LOG.info("leaving round %d: %s", current.assignment.round, interrupt)
+            skip_sync = _save(current, state) and interrupt.skip_sync
         except _NotFormed:
             # The state is as it was.
             pass
@@ -127,6 +125,18 @@ def _run(
         _LOG.info("joined round %d as rank %d of %d", place.round, place.rank, place.world_size)
 
 
+def _save(current: Membership, state: State) -> bool:
+    """Makes the state of this moment what a failure goes back to; returns whether that succeeded."""
+    try:
+        state.save()
+    except Exception as error:
+        # Others were lost before all had their copy.
+        _check_failure(current, error)
+        state.restore()
+        return False
+    return True
+
+
 class _NotFormed(Exception):
     """The workers of a round did not find each other."""
 
@@ -138,8 +148,9 @@ def _run_round(current: Membership, train: Callable[[], Any], state: State, *, i
         if is_new:
             state.on_reset()
         state.on_round()
-        # Workers that are new need what the others could do without.
-        (needs_sync,) = group.max([int(not skip_sync)])
+        # Workers that are new need what the others could do without. A job that counts records begins each round with a
+        # commit.
+        (needs_sync,) = group.max([int(not skip_sync or current.assignment.records > 0)])
     except Exception as error:
         _check_failure(current, error)
         raise _NotFormed from error

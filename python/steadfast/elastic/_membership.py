@@ -6,13 +6,15 @@ import contextvars
 import sys
 from typing import Callable, Optional
 
+from .. import _native
 from ._agent import ADDED, REMOVED, Agent, Assignment, SoloAgent, agent
+from ._divided import Position
 from ._environment import follow
 from ._failures import of_program
 from ._group import Group, SoloGroup
 from ._registered import Registered
 from ._sockets import SocketGroup
-from .errors import HostsUpdatedInterrupt
+from .errors import CollectiveError, HostsUpdatedInterrupt
 
 __all__ = ["Listener", "Membership", "assignment", "group", "membership", "register_listener", "remove_listener"]
 
@@ -42,6 +44,8 @@ class Membership:
         # Revision of the newest change that all ranks have seen.
         self._revision = 0
         self._listeners: Registered[Listener] = Registered()
+        # Commits that the round has decided.
+        self._commits = 0
 
     @property
     def group(self) -> Group:
@@ -64,8 +68,25 @@ class Membership:
         """
         self.close()
         self.assignment = self.agent.next_round(self.assignment.round, timeout)
+        self._commits = 0
         if not isinstance(self.agent, SoloAgent):
             follow(self.assignment)
+
+    @property
+    def next_commit(self) -> int:
+        """The number of the next commit of the round, in a job that counts records."""
+        return _native.commit_number(self.assignment.round, self._commits)
+
+    def decide_commit(self, position: Position) -> None:
+        """Waits until all workers have a copy of their state, which counts then.
+
+        Raises:
+            CollectiveError: The round is over. The next one says whether the commit was decided.
+            InvalidError: The workers have seen different records.
+        """
+        if not self.agent.decide_commit(self._commits, *position):
+            raise CollectiveError(f"round {self.assignment.round} ended before all workers had this commit")
+        self._commits += 1
 
     def is_over(self) -> bool:
         """Returns whether members of the round were added or lost; waits until that is certain."""

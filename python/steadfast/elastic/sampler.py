@@ -7,7 +7,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sized, Union
 import numpy as np
 
 from ..errors import InvalidError
-from ._divided import Divided
+from ._divided import Divided, Position
 from ._membership import assignment
 from .accumulation import own_lanes
 
@@ -53,6 +53,8 @@ class ElasticSampler(Divided):
         self._fixed_lanes = lanes
         self._epoch = 0
         self._processed_num = 0
+        # Samples that were used in the epochs before.
+        self._earlier = 0
         self.reset()
 
     @property
@@ -111,6 +113,7 @@ class ElasticSampler(Divided):
         """Begins an epoch; its samples are in another order. Continues it if it has been begun."""
         if epoch != self._epoch:
             self._epoch = epoch
+            self._earlier += self._processed_num
             self._processed_num = 0
         self.reset()
 
@@ -124,14 +127,25 @@ class ElasticSampler(Divided):
         self._start = self._processed_num
         self._order = self._shuffled()[self._start :]
 
+    def position(self, records: int) -> Position:
+        """Returns the position as a job that counts records keeps it with each commit.
+
+        Raises:
+            InvalidError: The dataset has another number of samples than the job has records.
+        """
+        if self._length != records:
+            raise InvalidError(f"the dataset has {self._length} samples, and the job `records = {records}`")
+        return Position(self._epoch, self._processed_num, self._earlier + self._processed_num)
+
     def state_dict(self) -> Dict[str, Any]:
         """Returns the position within the data."""
-        return {"epoch": self._epoch, "processed_num": self._processed_num}
+        return {"epoch": self._epoch, "processed_num": self._processed_num, "earlier": self._earlier}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a position, and divides the samples that are left."""
         self._epoch = state["epoch"]
         self._processed_num = state["processed_num"]
+        self._earlier = state.get("earlier", 0)
         self.reset()
 
     def _shuffled(self) -> Any:

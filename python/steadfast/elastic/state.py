@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Optional, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Optional, Tuple, Union
 
 from ..errors import InvalidError
 from . import _file
 from ._agent import Agent, Assignment, Buffer
-from ._divided import Divided
+from ._divided import Divided, Position
 from ._failures import of_program
-from ._membership import membership
+from ._membership import Membership, membership
 from ._registered import Registered
 from ._snapshot import decode, encode
 from ._variables import Variables, variables_of
@@ -128,10 +128,12 @@ class ObjectState(State):
         self._names = tuple(attributes)
         # Number of the last commit; larger is newer.
         self._number = 0
-        # The file of commits, how many commits lie between two that are written, and the last one that was.
+        # A later state of which it is not known whether it counts, with its number; of a job that counts records.
+        self._candidate: Optional[Tuple[int, Buffer]] = None
+        # The file of commits, how many commits lie between two that are written, and how many have not been.
         self._path: Optional[str] = None
         self._every = 1
-        self._written = 0
+        self._unwritten = 0
         self._saved: Buffer = encode(self._captured())
 
     def save_to(self, path: Union[str, "os.PathLike[str]"], *, every: int = 1) -> None:
@@ -164,8 +166,11 @@ class ObjectState(State):
     def save(self) -> None:
         """Copies all attributes of this moment, and gives the copy to the agent.
 
+        In a job that counts records the copy counts once all workers have theirs.
+
         Raises:
-            InvalidError: An attribute cannot be saved; the last copy stays.
+            InvalidError: An attribute cannot be saved, or the workers have seen different records; the last copy stays.
+            CollectiveError: A worker was lost before it had its copy; the last one stays.
         """
         self._keep(encode(self._captured()), self._number + 1)
 
@@ -180,24 +185,30 @@ class ObjectState(State):
         ranks with the newest commit it is the lowest, which is the oldest worker.
         """
         current = membership()
+        place = current.assignment
+        self._settle(place.commit)
         if self._number == 0:
             self._resume(current.agent)
         # If the exchange fails, what happened before it is not lost.
         self._saved = encode(self._captured())
-        rank, world_size = current.assignment.rank, current.assignment.world_size
-        # The maximum finds the newest commit and the lowest rank that has it.
-        (newest,) = current.group.max([self._number * world_size + world_size - 1 - rank])
-        if newest < world_size and self._path is not None:
-            # No worker has a commit. All of them know that, so all look for files.
+        (newest,) = current.group.max([self._number])
+        stored = 0
+        # All workers know what the others have, so all look for files, or none.
+        if self._path is not None and (newest == 0 or newest < place.commit):
             stored = _file.number_of(self._path)
-            (newest,) = current.group.max([stored * world_size + world_size - 1 - rank])
-            if newest >= world_size and world_size - 1 - newest % world_size == rank:
-                self._read(self._path)
-        number, root = newest // world_size, world_size - 1 - newest % world_size
-        data = current.group.broadcast_bytes(self._saved if rank == root else None, root)
-        if rank != root:
+            (newest,) = current.group.max([max(newest, stored)])
+        if newest < place.commit:
+            _LOG.warning("no worker and no agent has the last commit: going back to an earlier one")
+        # Of those that have it, the lowest rank.
+        has_newest = newest in (self._number, stored)
+        (found,) = current.group.max([place.world_size - place.rank if has_newest else 0])
+        root = place.world_size - found
+        if place.rank == root and self._path is not None and self._number != newest:
+            self._read(self._path)
+        data = current.group.broadcast_bytes(self._saved if place.rank == root else None, root)
+        if place.rank != root:
             self._load(data)
-        self._keep(data, number + 1)
+        self._keep(data, newest + 1)
 
     def reset(self) -> None:
         """Divides what samplers and datasets have left among the workers of the new round."""
@@ -205,6 +216,13 @@ class ObjectState(State):
             value = getattr(self, name)
             if isinstance(value, Divided):
                 value.reset()
+
+    def _settle(self, decided: int) -> None:
+        """Goes on from the state of which it was not known whether it counts, if it does."""
+        candidate, self._candidate = self._candidate, None
+        if candidate is not None and candidate[0] == decided:
+            self._number, self._saved = candidate
+            self._load(self._saved)
 
     def _resume(self, agent: Agent) -> None:
         """Continues from the commit that the agent keeps from an earlier process, if there is one."""
@@ -219,23 +237,45 @@ class ObjectState(State):
         """Continues from the commit in a file."""
         number, data = _file.read(path)
         self._load(data)
-        self._saved = data
+        self._saved, self._number = data, number
         _LOG.warning("no worker and no agent has a commit: going on from commit %d in %s", number, path)
 
     def _keep(self, data: Buffer, number: int) -> None:
-        self._saved, self._number = data, number
+        """Makes a copy of the state the last commit, with this number unless the job counts records."""
         current = membership()
+        if current.assignment.records:
+            self._decide(current, data)
+        else:
+            self._saved, self._number = data, number
+            _put(current, number, data)
         self._write(current.assignment)
-        # All workers of a node have the same state.
-        if current.assignment.local_rank == 0:
-            current.agent.put_commit(number, [data])
+
+    def _decide(self, current: Membership, data: Buffer) -> None:
+        """Makes a copy of the state the last commit once all workers have theirs."""
+        number, position = current.next_commit, self._position(current.assignment.records)
+        _put(current, number, data)
+        self._candidate = number, data
+        current.decide_commit(position)
+        self._number, self._saved = self._candidate
+        self._candidate = None
+
+    def _position(self, records: int) -> Position:
+        values = (getattr(self, name) for name in self._names)
+        divided = [value for value in values if isinstance(value, Divided)]
+        if len(divided) != 1:
+            raise InvalidError(
+                f"the job counts records (`records = {records}`), so its state has one ElasticSampler; "
+                f"it has {len(divided)}"
+            )
+        return divided[0].position(records)
 
     def _write(self, place: Assignment) -> None:
         """Writes the last commit to the file, if it is time."""
-        if self._path is None or place.rank != 0 or self._number < self._written + self._every:
+        self._unwritten += 1
+        if self._path is None or place.rank != 0 or self._unwritten < self._every:
             return
         _file.write(self._path, self._number, self._saved, mark=str(place.round))
-        self._written = self._number
+        self._unwritten = 0
 
     def _captured(self) -> Dict[str, Any]:
         values = {}
@@ -266,3 +306,9 @@ class ObjectState(State):
             return value
         variables = variables_of(value)
         return Variables(name, variables) if variables else None
+
+
+def _put(current: Membership, number: int, data: Buffer) -> None:
+    """Gives a copy of the state to the agent. All workers of a node have the same."""
+    if current.assignment.local_rank == 0:
+        current.agent.put_commit(number, [data])

@@ -91,14 +91,17 @@ class Process:
 
 
 class Nodes:
-    """The nodes of one job, all on the loopback; leaving the context ends every process."""
+    """The nodes of one job, all on the loopback; leaving the context ends every process.
 
-    def __init__(self, nodes_min: int, nodes_max: int, logs: pathlib.Path):
+    ``more`` are flags of the rendezvous.
+    """
+
+    def __init__(self, nodes_min: int, nodes_max: int, logs: pathlib.Path, *more: str):
         self._logs = logs
         rendezvous, self._admin = (f"127.0.0.1:{free_port()}" for _ in range(2))
         self._flags = ["--rdzv-id", f"test-{uuid.uuid4().hex[:8]}", "--nnodes", f"{nodes_min}:{nodes_max}"]
         listen = ["--listen", rendezvous, "--admin-listen", self._admin, "--last-call", "1s"]
-        self._rendezvous = Process("rendezvous", [PROGRAM, "rendezvous", *self._flags, *listen], logs)
+        self._rendezvous = Process("rendezvous", [PROGRAM, "rendezvous", *self._flags, *listen, *more], logs)
         self._flags += ["--rdzv-endpoint", rendezvous, "--grace", "1s"]
         self._processes = [self._rendezvous]
         # Those that have neither left nor been killed.
