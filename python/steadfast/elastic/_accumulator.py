@@ -5,15 +5,15 @@ from __future__ import annotations
 import gc
 import hashlib
 import operator
-import struct
 import weakref
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, SupportsIndex, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, SupportsIndex, Tuple
 
 import torch
 import torch.distributed as dist
 
 from ..errors import InvalidError
 from ..randomness import seed_all
+from ._alike import Setting, check_alike
 from ._buffers import Buffers, trains_statistics
 from ._lane_sums import LaneSums, OrderedSum
 from ._membership import assignment as current_assignment
@@ -24,15 +24,6 @@ __all__ = ["GradientAccumulator", "checked_samples"]
 _BUFFERS = ("average", "broadcast", "own")
 _ORDERS = ("any", "fixed")
 _REDUCTIONS = ("mean", "sum")
-
-
-class _Setting(NamedTuple):
-    """What all workers have alike."""
-
-    name: str
-    value: float
-    remedy: str = "pass all of them the same"
-    words: Sequence[str] = ()
 
 
 class GradientAccumulator:
@@ -231,20 +222,20 @@ class GradientAccumulator:
         return True
 
     def state_dict(self) -> Dict[str, Any]:
-        """Returns the number of lanes, the state of the scaler and, with a fixed order, the numbers of updates and threads.
+        """Returns the number of lanes, the state of the scaler and, with a fixed order, what random states depend on.
 
         The batches of an unfinished update do not count.
         """
         scaler = None if self._scaler is None else self._scaler.state_dict()
-        fixed = {"updates": self._updates, "threads": torch.get_num_threads()} if self._is_fixed else {}
-        return {"lanes": self._lanes, "scaler": scaler, **fixed}
+        fixed = {"updates": self._updates, "threads": torch.get_num_threads(), "seed": self._seed}
+        return {"lanes": self._lanes, "scaler": scaler, **(fixed if self._is_fixed else {})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a state. Discards an unfinished update.
 
         Raises:
-            InvalidError: The state is that of another number of lanes or, with a fixed order, of threads, or only one of
-                the two has a scaler.
+            InvalidError: The state is that of another number of lanes or, with a fixed order, of threads, or of another
+                seed, or only one of the two has a scaler.
         """
         lanes, scaler = state["lanes"], state["scaler"]
         if lanes != self._lanes:
@@ -259,6 +250,12 @@ class GradientAccumulator:
             )
         if self._scaler is not None and scaler:
             self._scaler.load_state_dict(scaler)
+        seed = state.get("seed", self._seed)
+        if self._is_fixed and seed != self._seed:
+            raise InvalidError(
+                f"the saved state has the seed {seed}, and this accumulator {self._seed}: its random numbers would be "
+                f"others; pass `seed={seed}`"
+            )
         threads = state.get("threads")
         if self._is_fixed and threads not in (None, torch.get_num_threads()):
             raise InvalidError(
@@ -360,23 +357,10 @@ class GradientAccumulator:
 
     def _check_agreement(self, world_size: int) -> None:
         """Checks, once a round, that all workers have made their accumulators likewise."""
-        if world_size == 1:
-            return
-        settings = self._settings(world_size)
-        bits = [struct.unpack("<q", struct.pack("<d", it.value))[0] for it in settings]
-        # The maximum of a complement is the complement of the minimum.
-        extremes = torch.tensor([bits, [~it for it in bits]], dtype=torch.int64)
-        dist.all_reduce(extremes, dist.ReduceOp.MAX)
-        for setting, high, low in zip(settings, *extremes.tolist()):
-            if high != ~low:
-                found = [struct.unpack("<d", struct.pack("<q", it))[0] for it in (~low, high)]
-                shown = [setting.words[int(it)] if setting.words else f"{it:g}" for it in found]
-                raise InvalidError(
-                    f"workers have made their accumulators with different {setting.name}: {' and '.join(shown)}; "
-                    f"{setting.remedy}"
-                )
+        if world_size > 1:
+            check_alike(_max, "accumulators", self._settings(world_size))
 
-    def _settings(self, world_size: int) -> List[_Setting]:
+    def _settings(self, world_size: int) -> List[Setting]:
         parameters = self._parameters()
         scaler = {} if self._scaler is None else self._scaler.state_dict()
         buffers = 0 if self._buffers is None else len(self._buffers.changed())
@@ -385,20 +369,20 @@ class GradientAccumulator:
         in_state = "keep the scaler or the accumulator in the state"
         threads = "set OMP_NUM_THREADS on all, or call `torch.set_num_threads`"
         return [
-            _Setting("`lanes`", self._lanes or world_size),
-            _Setting("`reduction`", _REDUCTIONS.index(self._reduction), words=_REDUCTIONS),
-            _Setting("`clip_value`", self._clip_value or 0.0),
-            _Setting("`clip_norm`", self._clip_norm or 0.0),
-            _Setting("numbers of parameters", len(parameters), "make the same optimizer on all"),
-            _Setting("sizes of parameters", numbers, "make the same model on all"),
-            _Setting("`buffers`", _BUFFERS.index(mode), words=_BUFFERS),
-            _Setting("numbers of buffers", buffers, "make the same model on all"),
-            _Setting("scales of the scaler", scaler.get("scale", 0.0), in_state),
-            _Setting("growth of the scaler", scaler.get("_growth_tracker", 0), in_state),
-            _Setting("`order`", int(self._is_fixed), words=_ORDERS),
-            _Setting("`seed`", self._seed if self._is_fixed else 0),
-            _Setting("numbers of updates", self._updates if self._is_fixed else 0, "keep the accumulator in the state"),
-            _Setting("numbers of threads", torch.get_num_threads() if self._is_fixed else 0, threads),
+            Setting("`lanes`", self._lanes or world_size),
+            Setting("`reduction`", _REDUCTIONS.index(self._reduction), words=_REDUCTIONS),
+            Setting("`clip_value`", float(self._clip_value or 0.0)),
+            Setting("`clip_norm`", float(self._clip_norm or 0.0)),
+            Setting("numbers of parameters", len(parameters), "make the same optimizer on all"),
+            Setting("sizes of parameters", numbers, "make the same model on all"),
+            Setting("`buffers`", _BUFFERS.index(mode), words=_BUFFERS),
+            Setting("numbers of buffers", buffers, "make the same model on all"),
+            Setting("scales of the scaler", float(scaler.get("scale", 0.0)), in_state),
+            Setting("growth of the scaler", scaler.get("_growth_tracker", 0), in_state),
+            Setting("`order`", int(self._is_fixed), words=_ORDERS),
+            Setting("`seed`", self._seed if self._is_fixed else 0),
+            Setting("numbers of updates", self._updates if self._is_fixed else 0, "keep the accumulator in the state"),
+            Setting("numbers of threads", torch.get_num_threads() if self._is_fixed else 0, threads),
         ]
 
     def _follow_before(self, model: torch.nn.Module) -> None:
@@ -645,3 +629,10 @@ def _shown(lanes: Optional[int]) -> str:
 
 def _quoted(word: str) -> str:
     return f'"{word}"'
+
+
+def _max(values: Sequence[int]) -> List[int]:
+    """Returns the maximum of each value over all workers."""
+    found = torch.tensor(values, dtype=torch.int64)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return found.tolist()  # type: ignore[no-any-return]
