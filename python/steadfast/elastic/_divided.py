@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import List, NamedTuple
 
 from ..errors import InvalidError
+from ._alike import Setting
 
 __all__ = ["Divided", "Position"]
 
@@ -26,6 +27,10 @@ class Divided:
     def reset(self) -> None:
         """Divides what is left among the workers of the current round."""
         raise NotImplementedError
+
+    def settings(self) -> List[Setting]:
+        """Returns what is the same on all workers, as each of them would use other records otherwise."""
+        return []
 
     def position(self, records: int) -> Position:
         """Returns the position in a pass of this many records.

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from ..errors import InvalidError
+from ._alike import Setting
 from ._divided import Divided
 from ._membership import assignment
 from .accumulation import own_lanes
@@ -142,6 +143,10 @@ class ElasticDataset(Divided, IterableDataset[Any]):
         self._shared[_RANK], self._shared[_WORLD_SIZE] = place.rank, place.world_size
         # Raises if there are fewer lanes than workers.
         own_lanes(place.rank, place.world_size, self._lanes())
+
+    def settings(self) -> List[Setting]:
+        """Returns what decides which records each worker uses; the same on all of them."""
+        return [Setting("`batch_size`", self._batch_size), Setting("`lanes`", self._fixed_lanes or 0)]
 
     def state_dict(self) -> Dict[str, Any]:
         """Returns the position within the data."""

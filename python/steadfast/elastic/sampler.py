@@ -7,6 +7,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sized, Union
 import numpy as np
 
 from ..errors import InvalidError
+from ._alike import Setting
 from ._divided import Divided, Position
 from ._membership import assignment
 from .accumulation import own_lanes
@@ -127,6 +128,15 @@ class ElasticSampler(Divided):
         self._start = self._processed_num
         self._order = self._shuffled()[self._start :]
 
+    def settings(self) -> List[Setting]:
+        """Returns what decides which samples each worker uses; the same on all of them."""
+        return [
+            Setting("numbers of samples", self._length, "give all of them the same dataset"),
+            Setting("`shuffle`", int(self._shuffle), words=("False", "True")),
+            Setting("`seed`", self._seed),
+            Setting("`lanes`", self._fixed_lanes or 0),
+        ]
+
     def position(self, records: int) -> Position:
         """Returns the position as a job that counts records keeps it with each commit.
 
@@ -139,14 +149,30 @@ class ElasticSampler(Divided):
 
     def state_dict(self) -> Dict[str, Any]:
         """Returns the position within the data."""
-        return {"epoch": self._epoch, "processed_num": self._processed_num, "earlier": self._earlier}
+        position = {"epoch": self._epoch, "processed_num": self._processed_num, "earlier": self._earlier}
+        return {**position, "order": self._decides_order()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from a position, and divides the samples that are left."""
+        """Continues from a position, and divides the samples that are left.
+
+        Raises:
+            InvalidError: The position is within an epoch whose samples were in another order, that of another seed or
+                number of samples.
+        """
+        found, own = state.get("order", self._decides_order()), self._decides_order()
+        if state["processed_num"] and found != own:
+            raise InvalidError(
+                f"the state is within an epoch of a sampler with {_shown(found)}, and this one has {_shown(own)}: its "
+                "samples are in another order, so some would be used twice and others never"
+            )
         self._epoch = state["epoch"]
         self._processed_num = state["processed_num"]
         self._earlier = state.get("earlier", 0)
         self.reset()
+
+    def _decides_order(self) -> Dict[str, Any]:
+        """What decides the order of the samples of an epoch."""
+        return {"samples": self._length, "shuffle": self._shuffle, "seed": self._seed}
 
     def _shuffled(self) -> Any:
         if not self._shuffle:
@@ -174,6 +200,11 @@ class ElasticSampler(Divided):
     def _steps(self, batch_size: int, drop_last: bool = False) -> int:
         of_step = self._lanes * batch_size
         return self._left() // of_step if drop_last else -(-self._left() // of_step)
+
+
+def _shown(order: Mapping[str, Any]) -> str:
+    seed = f"the seed {order['seed']}" if order["shuffle"] else "`shuffle=False`"
+    return f"{order['samples']} samples and {seed}"
 
 
 class Batches:

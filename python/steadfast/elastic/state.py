@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Optional, Tuple
 from ..errors import InvalidError
 from . import _file
 from ._agent import Agent, Assignment, Buffer
+from ._alike import check_alike
 from ._divided import Divided, Position
 from ._failures import of_program
 from ._membership import Membership, membership
@@ -216,6 +217,19 @@ class ObjectState(State):
             value = getattr(self, name)
             if isinstance(value, Divided):
                 value.reset()
+
+    def on_round(self) -> None:
+        """Checks that all workers divide the data likewise, once their group is formed.
+
+        Raises:
+            InvalidError: They have made a sampler or dataset with other settings.
+        """
+        current = membership()
+        for name in self._names:
+            value = getattr(self, name)
+            settings = value.settings() if isinstance(value, Divided) else []
+            if settings and current.assignment.world_size > 1:
+                check_alike(current.group.max, f"`{name}`", settings)
 
     def _settle(self, decided: int) -> None:
         """Goes on from the state of which it was not known whether it counts, if it does."""

@@ -77,7 +77,8 @@ class TensorFlowState(ObjectState):
         super().reset()
 
     def on_round(self) -> None:
-        """Sets ``TF_CONFIG`` to the workers of the round."""
+        """Sets ``TF_CONFIG`` to the workers of the round, and checks that they divide the data likewise."""
+        super().on_round()
         given = os.environ.get("TF_CONFIG")
         if given is None:
             return

@@ -218,3 +218,47 @@ def test_workers_that_come_and_die_use_each_sample_once_in_what_remains():
 
         every = list(range(40))
         assert workers.run(program, "a", "b", "c") == [(every, 2), None, (every, 2)]
+
+
+def test_a_position_in_another_order_is_refused():
+    """A sampler that went on with another seed would use some samples twice, and others never."""
+    first = elastic.ElasticSampler(10, seed=3)
+    list(first.batches(2))
+    first.record_batch(0, 2)
+    state = first.state_dict()
+    for settings, message in [
+        ({"seed": 4}, "10 samples and the seed 3, and this one has 10 samples and the seed 4"),
+        ({"seed": 3, "shuffle": False}, "and this one has 10 samples and `shuffle=False`"),
+    ]:
+        with pytest.raises(steadfast.InvalidError, match=message):
+            elastic.ElasticSampler(10, **settings).load_state_dict(state)
+    with pytest.raises(steadfast.InvalidError, match="and this one has 12 samples"):
+        elastic.ElasticSampler(12, seed=3).load_state_dict(state)
+    # States of before, and those of the beginning of an epoch.
+    elastic.ElasticSampler(10, seed=4).load_state_dict({"epoch": 1, "processed_num": 2})
+    elastic.ElasticSampler(12, seed=4).load_state_dict({**state, "processed_num": 0})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (lambda number: {"seed": number}, "different `seed`: 0 and 1; pass all of them the same"),
+        (lambda number: {"shuffle": number == 1}, "different `shuffle`: False and True"),
+        (lambda number: {"lanes": 2 + number}, "different `lanes`: 2 and 3"),
+        (lambda number: {"data": 7 + number}, "different numbers of samples: 7 and 8; give all of them the same"),
+    ],
+)
+def test_samplers_that_differ_between_workers_are_refused(settings, message):
+    """Each worker would deal samples in an order of its own: some would be used twice, and others never."""
+    members = ["a", "b"]
+    with Threads(*members) as workers:
+
+        def program(member: str, membership: elastic.Membership) -> str:
+            given = {"data": 7, "lanes": 2, **settings(members.index(member))}
+            state = elastic.ObjectState(sampler=elastic.ElasticSampler(**given))
+            with pytest.raises(steadfast.InvalidError) as caught:
+                elastic.run(membership=membership)(lambda state: None)(state)
+            return str(caught.value)
+
+        for said in workers.run(program, *members):
+            assert said.startswith("workers have made their `sampler` with ") and message in said

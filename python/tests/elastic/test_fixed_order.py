@@ -184,6 +184,8 @@ def test_the_number_of_updates_is_part_of_the_state():
     assert state["updates"] == 3
     with pytest.raises(steadfast.InvalidError, match=r"call `torch.set_num_threads\(77\)`"):
         second.load_state_dict({**state, "threads": 77})
+    with pytest.raises(steadfast.InvalidError, match="pass `seed=99`"):
+        second.load_state_dict({**state, "seed": 99})
     # The state of one that adds in any order.
     second.load_state_dict({"lanes": 1, "scaler": None})
     assert second.state_dict()["updates"] == 0
