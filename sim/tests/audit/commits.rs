@@ -147,6 +147,19 @@ fn more_records_than_a_pass_has_are_reported() {
     }
 }
 
+/// `drop_last` leaves out the end of a pass.
+#[test]
+fn a_pass_that_ends_early_is_clean_and_what_it_left_out_is_counted() {
+    for mut history in between_commits() {
+        let DataPosition { pass, used, seen } = last(&history).position;
+        let next = DataPosition { pass: Pass(pass.0 + 1), used: 1, seen: seen + 1 };
+        commit(&mut history, next);
+        history.assert_clean();
+        let left_out = history.check().data.map(|data| data.left_out);
+        assert_eq!(left_out, Some(records(history.run) - used), "seed {}", history.run.seed);
+    }
+}
+
 #[test]
 fn a_commit_out_of_its_order_is_reported() {
     for mut history in between_commits() {
