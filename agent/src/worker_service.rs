@@ -252,7 +252,7 @@ impl WorkerService {
 /// The commit that the workers of a node take part in.
 #[derive(Debug, Default)]
 struct Deciding {
-    /// What the state of each worker has seen, and for which commit of the round it is a copy, by local rank.
+    /// Holds, by local rank, the commit for which a worker has a copy of its state, and the records that this has seen.
     entered: BTreeMap<u32, (CommitId, DataPosition)>,
     /// The last commit of the round of which the outcome is known.
     concluded: Option<(CommitId, CommitOutcome)>,
@@ -275,7 +275,7 @@ impl Deciding {
     }
 }
 
-/// What became of a commit.
+/// The outcome of a commit, as far as this node knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum CommitOutcome {
     Decided,

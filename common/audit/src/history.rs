@@ -131,13 +131,13 @@ pub struct HistoryReport {
     pub rounds: u64,
     /// Commits of an elastic job that all members of a round have decided.
     pub decided: u64,
-    /// What the last of these commits has seen.
+    /// The records that the last of these commits has seen.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data: Option<DataSeen>,
     pub broken: Vec<Broken>,
 }
 
-/// What the state of an elastic job has seen of its data.
+/// The records that the state of an elastic job has seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct DataSeen {
     /// The number of records of a pass.

@@ -35,7 +35,7 @@ impl std::fmt::Display for CommitId {
     }
 }
 
-/// How far a state has come in the data.
+/// A position in the data, which a state has reached.
 ///
 /// The updates use the records of a pass in the order of that pass, so that `used` says which ones the state has seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -165,12 +165,12 @@ pub struct RoundRecord {
     pub world_size: u32,
     /// The members, by rank.
     pub members: Vec<MemberRecord>,
-    /// What its workers begin with; only of a job whose records are counted.
+    /// The state that its workers begin with; absent unless the job counts records.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<RoundData>,
 }
 
-/// What the workers of a round begin with.
+/// The state that the workers of a round begin with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RoundData {
     /// The number of records of a pass.

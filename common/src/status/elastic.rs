@@ -32,7 +32,7 @@ pub struct ElasticStatus {
     pub round: Round,
     /// Number of workers of the round that was formed last.
     pub world_size: u32,
-    /// How far the state of the workers has come in the data; only of a job whose records are counted.
+    /// The position in the data that the workers have reached; absent unless the job counts records.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<DataStatus>,
     /// All known nodes: the members of the last round by rank, then the others.
@@ -56,7 +56,7 @@ pub struct ElasticStatus {
     pub result: Option<ResultRecord>,
 }
 
-/// How far the state of the workers has come in the data.
+/// The position in the data that the workers have reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataStatus {
     /// The number of records of a pass.

@@ -16,7 +16,7 @@ pub(super) struct Commits<'a> {
     /// The number of records of a pass.
     records: u64,
     round: Option<RoundRecord>,
-    /// What the members of the last round passed to the barrier of each commit.
+    /// The positions that the members of the last round passed to the barrier of each commit.
     entered: BTreeMap<Phase, BTreeMap<NodeId, DataPosition>>,
     last: Option<CommitRecord>,
     /// The position of the first commit.

@@ -74,7 +74,7 @@ fn a_round_begins_with_the_last_commit_that_was_decided() {
     assert_eq!(master.last(), Some((id(2, 1), at(0, 8, 8))));
 }
 
-/// S003-51: a state goes back together with its position, if nobody has the last one any more.
+/// S003-51: a state goes back together with its position, if no member has the last one any more.
 #[test]
 fn a_round_may_begin_with_an_earlier_commit() {
     let mut master = master(1);
