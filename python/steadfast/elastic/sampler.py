@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sized, Union
 
-import numpy as np
-
 from ..errors import InvalidError
 from ._alike import Setting
 from ._divided import Divided, Position
 from ._membership import assignment
+from ._order import check_order, order_of
 from .accumulation import own_lanes
 
 __all__ = ["ElasticSampler"]
@@ -126,7 +125,7 @@ class ElasticSampler(Divided):
         # Raises if there are fewer lanes than workers.
         own_lanes(self._rank, self._world_size, self._lanes)
         self._start = self._processed_num
-        self._order = self._shuffled()[self._start :]
+        self._order = order_of(**self._decides_order(), epoch=self._epoch)[self._start :]
 
     def settings(self) -> List[Setting]:
         """Returns what decides which samples each worker uses; the same on all of them."""
@@ -159,12 +158,8 @@ class ElasticSampler(Divided):
             InvalidError: The position is within an epoch whose samples were in another order, that of another seed or
                 number of samples.
         """
-        found, own = state.get("order", self._decides_order()), self._decides_order()
-        if state["processed_num"] and found != own:
-            raise InvalidError(
-                f"the state is within an epoch of a sampler with {_shown(found)}, and this one has {_shown(own)}: its "
-                "samples are in another order, so some would be used twice and others never"
-            )
+        own = self._decides_order()
+        check_order(state.get("order", own), own, is_within=state["processed_num"] > 0)
         self._epoch = state["epoch"]
         self._processed_num = state["processed_num"]
         self._earlier = state.get("earlier", 0)
@@ -173,13 +168,6 @@ class ElasticSampler(Divided):
     def _decides_order(self) -> Dict[str, Any]:
         """What decides the order of the samples of an epoch."""
         return {"samples": self._length, "shuffle": self._shuffle, "seed": self._seed}
-
-    def _shuffled(self) -> Any:
-        if not self._shuffle:
-            return np.arange(self._length)
-        # The stream of RandomState is the same in all versions of NumPy.
-        words = [part & 0xFFFFFFFF for part in (self._seed, self._seed >> 32, self._epoch, self._epoch >> 32)]
-        return np.random.RandomState(words).permutation(self._length)
 
     def _left(self) -> int:
         return len(self._order)
@@ -200,11 +188,6 @@ class ElasticSampler(Divided):
     def _steps(self, batch_size: int, drop_last: bool = False) -> int:
         of_step = self._lanes * batch_size
         return self._left() // of_step if drop_last else -(-self._left() // of_step)
-
-
-def _shown(order: Mapping[str, Any]) -> str:
-    seed = f"the seed {order['seed']}" if order["shuffle"] else "`shuffle=False`"
-    return f"{order['samples']} samples and {seed}"
 
 
 class Batches:

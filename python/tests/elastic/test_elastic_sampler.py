@@ -227,12 +227,12 @@ def test_a_position_in_another_order_is_refused():
     first.record_batch(0, 2)
     state = first.state_dict()
     for settings, message in [
-        ({"seed": 4}, "10 samples and the seed 3, and this one has 10 samples and the seed 4"),
-        ({"seed": 3, "shuffle": False}, "and this one has 10 samples and `shuffle=False`"),
+        ({"seed": 4}, "10 samples with the seed 3, and here are 10 samples with the seed 4"),
+        ({"seed": 3, "shuffle": False}, "and here are 10 samples with `shuffle=False`"),
     ]:
         with pytest.raises(steadfast.InvalidError, match=message):
             elastic.ElasticSampler(10, **settings).load_state_dict(state)
-    with pytest.raises(steadfast.InvalidError, match="and this one has 12 samples"):
+    with pytest.raises(steadfast.InvalidError, match="and here are 12 samples"):
         elastic.ElasticSampler(12, seed=3).load_state_dict(state)
     # States of before, and those of the beginning of an epoch.
     elastic.ElasticSampler(10, seed=4).load_state_dict({"epoch": 1, "processed_num": 2})
