@@ -3,6 +3,7 @@
 - A model in Python, trained by Steadfast's loop: :class:`Model`, and ``steadfast.torch`` for PyTorch.
 - A loop of your own over parameter servers: :class:`Trainer`.
 - A job from a program or a notebook: :class:`Job`, :func:`local`, :func:`connect`.
+- A loop of your own with all-reduce: ``steadfast.elastic``, and ``steadfast.data`` for its records.
 - Elastic jobs of ``torchrun``: ``--rdzv-backend=steadfast``, see ``steadfast.torchrun``.
 """
 

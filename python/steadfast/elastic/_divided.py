@@ -11,7 +11,7 @@ __all__ = ["Divided", "Position"]
 
 
 class Position(NamedTuple):
-    """How far a state has come in the data; the same on all workers."""
+    """A position in the data, which the states of all workers have reached."""
 
     pass_number: int
     """The pass, from 0."""
@@ -40,5 +40,5 @@ class Divided:
         """
         raise InvalidError(
             f"the job counts records (`records = {records}`), and {type(self).__name__} does not; "
-            "use an ElasticSampler, or leave out `records`"
+            "use an ElasticSampler or a DataShardService, or leave out `records`"
         )

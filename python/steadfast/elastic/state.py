@@ -32,10 +32,11 @@ class State:
         """Saves the state, then checks whether members have changed. All ranks call it at the same step.
 
         After a failure the state goes back to the last commit. A commit copies the state: choose how often by
-        how much work may be repeated.
+        how much work may be repeated. In a job that counts records it also waits until all workers have their copy.
 
         Raises:
             HostsUpdatedInterrupt: Members were added or removed.
+            InvalidError: The workers of a job that counts records have seen different ones.
         """
         self.save()
         self.check_host_updates()
@@ -278,7 +279,7 @@ class ObjectState(State):
         divided = [value for value in values if isinstance(value, Divided)]
         if len(divided) != 1:
             raise InvalidError(
-                f"the job counts records (`records = {records}`), so its state has one ElasticSampler; "
+                f"the job counts records (`records = {records}`), so its state has one ElasticSampler or DataShardService; "
                 f"it has {len(divided)}"
             )
         return divided[0].position(records)

@@ -13,6 +13,7 @@ import pytest
 import steadfast
 from nodes import Nodes
 from steadfast import _native, elastic
+from steadfast.data import DataShardService
 
 COUNTED = pathlib.Path(__file__).parent / "programs" / "counted.py"
 
@@ -83,6 +84,24 @@ def test_commits_say_how_far_they_are_in_the_data():
     assert agent.positions == [(0, 0, 0), (0, 2, 2), (0, 4, 4), (0, 6, 6), (1, 2, 8), (1, 4, 10)]
 
 
+def test_commits_of_a_loop_without_epochs_count_too():
+    """S002-2, S003-51"""
+    agent = Agent(6, ("decided", "decided", "lost"))
+    membership = elastic.Membership(agent, lambda _: elastic.SoloGroup())
+    service = DataShardService(6, shuffle=False)
+    state = elastic.ObjectState(service=service, seen=[])
+
+    @elastic.run(membership=membership)
+    def train(state: Any) -> None:
+        while len(state.seen) < 8:
+            state.seen += [service.fetch_record_index() for _ in range(4)]
+            state.commit()
+
+    train(state)
+    assert state.seen == [0, 1, 2, 3, 4, 5, 0, 1]
+    assert agent.positions == [(0, 0, 0), (0, 4, 4), (1, 2, 8), (0, 4, 4), (1, 2, 8)]
+
+
 def test_a_state_that_another_worker_lacks_does_not_count():
     """S002-9"""
     agent = Agent(6, ("decided", "decided", "lost"))
@@ -92,7 +111,7 @@ def test_a_state_that_another_worker_lacks_does_not_count():
     assert agent.positions[2:4] == [(0, 4, 4), (0, 2, 2)]
 
 
-def test_a_state_that_was_decided_counts_though_nobody_heard_of_it():
+def test_a_state_that_was_decided_counts_though_no_worker_heard_of_it():
     agent = Agent(6, ("decided", "decided", "unheard"))
     state, begun = trained(agent, 3)
     assert begun == [(0, 0), (0, 4)]
@@ -127,7 +146,7 @@ def test_a_state_without_its_place_in_the_data_is_refused():
     class Other(elastic.ElasticSampler):
         pass
 
-    with pytest.raises(steadfast.InvalidError, match="one ElasticSampler; it has 2"):
+    with pytest.raises(steadfast.InvalidError, match="one ElasticSampler or DataShardService; it has 2"):
         trained(Agent(6), 1, other=Other(6))
 
 
