@@ -65,7 +65,7 @@ const CHECKS: &[(&str, Check)] = checks! {
     AnnounceRequest AnnounceReply JoinRequest JoinReply ElasticRound Entries WatchRequest WatchReply GiveUpRequest GiveUpReply EnterRequest EnterReply
     ShareStateRequest ShareStateReply ElasticStatusRequest ElasticStatusReply ChangesRequest ChangesReply
     NextRoundRequest NextRoundReply BeginCommitRequest BeginCommitReply EndCommitRequest EndCommitReply
-    LastCommitRequest LastCommitReply ProgressRequest ProgressReply
+    LastCommitRequest LastCommitReply DecideCommitRequest DecideCommitReply ProgressRequest ProgressReply
 };
 
 fn well_formed() -> Vec<Vec<u8>> {
@@ -80,7 +80,10 @@ fn well_formed() -> Vec<Vec<u8>> {
     let synchronized =
         v1::SynchronizeReply { success: true, data: data.into(), ..Default::default() };
     let member = v1::ElasticMember { node: "a".to_owned(), slots: 4, ..Default::default() };
-    let round = v1::ElasticRound { round: 1, world_size: 8, members: vec![member.clone(), member] };
+    let commit = Some(v1::CommitId { round: 1, phase: 2 });
+    let data = Some(v1::RoundData { records: 9, commit });
+    let members = vec![member.clone(), member];
+    let round = v1::ElasticRound { round: 1, world_size: 8, members, data };
     let start = v1::join_reply::Next::Start(round.encode_to_vec().into());
     let join = v1::JoinReply { next: Some(start) };
     let entries = [("a".to_owned(), vec![1, 2].into())];

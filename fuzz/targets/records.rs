@@ -12,6 +12,7 @@ use serde_json::json;
 use steadfast_common::ids::Slot;
 use steadfast_common::job::elastic::{AnyJobRecord, ElasticJobRecord};
 use steadfast_common::records::code::CodeRecord;
+use steadfast_common::records::commits::CommitRecord;
 use steadfast_common::records::given_up::GivenUpRecord;
 use steadfast_common::records::launch::{HostRecord, LauncherRecord};
 use steadfast_common::records::rendezvous::{
@@ -116,6 +117,9 @@ const CHECKS: &[fn(&[u8])] = &[
     |json| {
         check::<StreamPassRecord>(json);
     },
+    |json| {
+        check::<CommitRecord>(json);
+    },
 ];
 
 fn check<T: DeserializeOwned + Serialize + PartialEq + Debug>(json: &[u8]) -> Option<T> {
@@ -174,7 +178,6 @@ fn well_formed() -> Vec<Vec<u8>> {
         json!({ "id": id, "address": address, "admin": address }),
         json!({ "id": id, "address": address, "unix": "u", "admin": address, "memory_of": 4 }),
         json!({ "admin": address, "numerics": "n" }),
-        json!({ "object": "fixed-digits-5a.safetensors", "size_bytes": 80, "sha256": "5a" }),
         json!({
             "generation": 2, "slots": [5, 6], "placement": placement, "checkpoint": "c", "kept": [1],
             "reason": "r",
@@ -201,7 +204,10 @@ fn well_formed() -> Vec<Vec<u8>> {
         elastic,
         json!({ "address": "a:1", "slots": 8, "admin": address, "launched_on": "a" }),
         json!({ "incarnation": 9, "address": "a:1", "slots": 8, "state": "asked", "after": 4 }),
-        json!({ "round": 1, "world_size": 8, "members": [member] }),
+        json!({
+            "round": 1, "world_size": 8, "members": [member],
+            "data": { "records": 9, "commit": { "round": 3, "phase": 7 } },
+        }),
         json!({ "phase": 3 }),
         json!({ "token": 2, "state": "AQI=" }),
         json!({
@@ -214,6 +220,9 @@ fn well_formed() -> Vec<Vec<u8>> {
             },
         }),
     ];
-    let numbered = (0..).zip(records);
+    let fixed =
+        json!({ "object": "fixed-digits-5a.safetensors", "size_bytes": 80, "sha256": "5a" });
+    let commit = json!({ "round": 3, "phase": 7, "pass": 1, "used": 5, "seen": 15 });
+    let numbered = (0..).zip(records).chain([(24, fixed), (28, commit)]);
     numbered.map(|(kind, it): (u8, _)| [&[kind], it.to_string().as_bytes()].concat()).collect()
 }

@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use steadfast_common::ids::{Millis, NodeId, Round};
 use steadfast_common::records::JobOutcome;
-use steadfast_common::records::commits::COMMIT_TAG;
+use steadfast_common::records::commits::{COMMIT_TAG, CommitRecord};
 use steadfast_common::records::keys::{Keys, TagKey};
 use steadfast_common::records::rendezvous::{
     AgentRecord, EXIT_TAG, NodeRange, NodeRecord, ReleaseRecord, RoundRecord, Runner,
@@ -64,7 +64,7 @@ fn facts(found: &BTreeMap<String, &[u8]>) -> Option<Vec<Fact>> {
     let round: Option<RoundRecord> = optional(found.get(&keys.formed_round()))?;
     let number = round.as_ref().map_or(Round(0), |record| record.round);
     facts.extend(round.map(|record| Fact::Formed(Arc::new(record))));
-    let commit = optional(found.get(&keys.commit()))?;
+    let commit: Option<CommitRecord> = optional(found.get(&keys.commit()))?;
     facts.extend(commit.map(|record| Fact::Committed(Arc::new(record))));
     let shared = optional(found.get(&keys.shared_state()))?;
     facts.extend(shared.map(|record| Fact::Shared(Arc::new(record))));
@@ -227,11 +227,22 @@ fn well_formed() -> Vec<Vec<u8>> {
         ids[1],
     );
     let shared = format!("{running}\nshared {}", json!({ "token": 2, "state": "AQI=" }));
+    let commit = json!({ "round": 2, "phase": 1, "pass": 0, "used": 4, "seen": 4 });
+    let committed = format!("{running}\ncommit {commit}");
     let closing = format!("{running}\ntags/000003/{EXIT_TAG}/000000/{} ", ids[0]);
     let lost = format!("round {round}\n{first}\n{}", node(2, "starting", None));
     let late = format!("round {round}\n{first}\n{}", node(1, "late", None));
     let new = [0, 1, 2].map(|it| node(it, "asked", Some(0))).join("\n");
-    [(5, running), (5, barrier), (0, shared), (9, closing), (5, lost), (4, late), (13, new)]
-        .map(|(sizes, lines): (u8, _)| [&[sizes], lines.as_bytes()].concat())
-        .to_vec()
+    [
+        (5, running),
+        (5, barrier),
+        (0, shared),
+        (5, committed),
+        (9, closing),
+        (5, lost),
+        (4, late),
+        (13, new),
+    ]
+    .map(|(sizes, lines): (u8, _)| [&[sizes], lines.as_bytes()].concat())
+    .to_vec()
 }
