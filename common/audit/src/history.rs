@@ -240,13 +240,9 @@ impl fmt::Display for DataSeen {
         let DataPosition { pass, used, seen } = self.position;
         write!(
             f,
-            "data: the last state has seen {seen} records, each once in its pass; it is at record {used}"
+            "the last one has seen {seen} records, each once in its pass, and is at record {used}"
         )?;
-        write!(
-            f,
-            " of {} of pass {pass}; passes that ended early left out {}",
-            self.records, self.left_out
-        )
+        write!(f, " of {} of pass {pass}; {} were left out", self.records, self.left_out)
     }
 }
 
@@ -260,10 +256,10 @@ impl fmt::Display for HistoryReport {
                 "{} attempts, {} generations, {} checkpoints",
                 self.attempts, self.generations, self.checkpoints
             )?,
-            rounds => writeln!(f, "{rounds} rounds, {} commits of states", self.decided)?,
+            rounds => writeln!(f, "{rounds} rounds")?,
         }
         if let Some(data) = &self.data {
-            writeln!(f, "{data}")?;
+            writeln!(f, "data: {} commits; {data}", self.decided)?;
         }
         self.broken.iter().try_for_each(|broken| writeln!(f, "  violation: {broken}"))?;
         match self.broken.len() {
