@@ -41,7 +41,7 @@ def test_the_elastic_program_of_the_page_passes_strict_type_checks(tmp_path):
     pytest.importorskip("mypy")
     page = (ROOT / "docs" / "elastic.md").read_text()
     programs = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    (program,) = [it for it in programs if "TorchState" in it]
+    (program,) = [it for it in programs if "TorchState(" in it and "@elastic.run" in it]
     (tmp_path / "program.py").write_text(program)
     shown = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "program.py"], cwd=tmp_path, capture_output=True, text=True

@@ -44,5 +44,8 @@ with steadfast.Trainer(model=model) as trainer:
     seen["final"] = {name: it.tolist() for name, it in trainer.get_parameters().items()}
     seen["errors"].append(error_of(trainer.save_model, "/proc/none/model"))
 
-with open(os.environ["SEEN"], "w") as file:
+# Each trainer writes it, and the file is whole, whichever comes last.
+written = f"{os.environ['SEEN']}.{os.getpid()}"
+with open(written, "w") as file:
     json.dump(seen, file)
+os.replace(written, os.environ["SEEN"])
