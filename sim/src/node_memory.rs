@@ -41,7 +41,7 @@ pub struct NodeMemory(watch::Sender<Memory>);
 
 #[derive(Default)]
 struct Memory {
-    /// What the buffers for commits hold, by path; a buffer that is being written is not listed.
+    /// The commits in the buffers, by path; a buffer that is being written is not listed.
     buffers: BTreeMap<String, LastCommit>,
     /// The last commit of workers that do not use the service of the agent.
     file: u64,
