@@ -76,6 +76,11 @@ fn next_id(history: &History) -> CommitId {
 /// Commits a position that all members have passed.
 fn commit(history: &mut History, position: DataPosition) {
     let id = next_id(history);
+    commit_as(history, id, position);
+}
+
+/// The same, as the commit with this number.
+fn commit_as(history: &mut History, id: CommitId, position: DataPosition) {
     let mut ops: Vec<Op> = enter(history, id, position).into_values().collect();
     ops.extend(decide(history, id, position));
     history.commit(ops);
@@ -165,9 +170,7 @@ fn a_commit_out_of_its_order_is_reported() {
     for mut history in between_commits() {
         let (CommitId { round, phase }, next) = (next_id(&history), next_record(&history));
         let id = CommitId { round, phase: Phase(phase.0 + 1) };
-        let mut ops: Vec<Op> = enter(&history, id, next).into_values().collect();
-        ops.extend(decide(&history, id, next));
-        history.commit(ops);
+        commit_as(&mut history, id, next);
         history.assert_reports(Rule::Commits, "is the next one");
     }
 }
@@ -203,9 +206,7 @@ fn a_state_that_goes_back_beside_a_member_that_has_a_later_one_is_reported() {
         let formed = RoundRecord { round: number, data, ..of_last };
         history.commit(vec![put(history.run.keys.formed_round(), &formed)]);
         let id = CommitId { round: number, phase: Phase(0) };
-        let mut ops: Vec<Op> = enter(&history, id, before.position).into_values().collect();
-        ops.extend(decide(&history, id, before.position));
-        history.commit(ops);
+        commit_as(&mut history, id, before.position);
         let report = history.check();
         let text = format!("a member has commit {decided}");
         let found =
