@@ -65,6 +65,8 @@ struct State {
     held_connections: Vec<Weak<HeldConnection>>,
     /// Number of calls between machines.
     made: u64,
+    /// Number of calls between machines by their process and method.
+    made_of: BTreeMap<(ProcessId, String), u64>,
     /// Number of calls within machines.
     made_locally: u64,
     /// Fixed outcomes of calls, by number; they override the network model.
@@ -91,6 +93,7 @@ impl Net {
             calls: BTreeMap::new(),
             held_connections: Vec::new(),
             made: 0,
+            made_of: BTreeMap::new(),
             made_locally: 0,
             outcomes: BTreeMap::new(),
         };

@@ -16,7 +16,7 @@ use tonic::service::Routes;
 use tower::{BoxError, Service};
 
 use super::{CONNECT_MAX, LOCK, Machine, Net, RESEND, SILENCE, machine_of};
-use crate::network_model::CallOutcome;
+use crate::network_model::{CallOutcome, EARLY_CALLS};
 use crate::pipe::{Pipe, PipeBody, at_hand, next};
 use crate::world::{ProcessId, TaskId};
 
@@ -181,10 +181,13 @@ impl Net {
         Channel { net: self.clone(), from, to: address.parse().ok() }
     }
 
-    /// Returns the number and the outcome of a call between machines.
-    fn remote_call(&self) -> (u64, CallOutcome) {
+    /// Returns the number and the outcome of a call of a process to a method on another machine.
+    fn remote_call(&self, from: ProcessId, path: &str) -> (u64, CallOutcome) {
         let mut state = self.state();
         state.made += 1;
+        let made_of = state.made_of.entry((from, path.to_owned())).or_default();
+        *made_of += 1;
+        let is_early = *made_of <= EARLY_CALLS;
         if state.made.is_multiple_of(256) {
             state.calls.retain(|_, call| call.strong_count() != 0);
         }
@@ -192,7 +195,7 @@ impl Net {
         let number = state.made;
         let decided = state.outcomes.get(&number).copied();
         drop(state);
-        let drawn = self.world().roll(|rng| network_model.outcome(rng));
+        let drawn = self.world().roll(|rng| network_model.outcome(rng, is_early));
         (number, decided.unwrap_or(drawn))
     }
 
@@ -207,11 +210,11 @@ impl Net {
     fn call(&self, from: ProcessId, to: Option<SocketAddr>, request: Request) -> Calling {
         let machine = self.state().machines[&from];
         let target = to.map_or(machine, |to| machine_of(&to));
+        let (parts, mut body) = request.into_parts();
         let (number, outcome) = match to.is_some() && machine == target {
             true => self.local_call(),
-            false => self.remote_call(),
+            false => self.remote_call(from, parts.uri.path()),
         };
-        let (parts, mut body) = request.into_parts();
         let call = Arc::new(Call {
             number,
             from: (from, machine),

