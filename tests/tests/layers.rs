@@ -273,6 +273,7 @@ const PURE_CRATES: &[&str] = &[
     "libm",
     "ndarray",
     "rand_chacha", // Seeded generators.
+    "rangemap",
     "serde",
     "serde_json",
     "sha2",

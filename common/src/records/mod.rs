@@ -13,6 +13,7 @@ pub mod key_table;
 pub mod keys;
 pub mod launch;
 pub mod position;
+pub mod ranges;
 pub mod rendezvous;
 pub mod stream;
 
