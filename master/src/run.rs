@@ -13,7 +13,7 @@ use steadfast_common::job::elastic::ElasticSpec;
 use steadfast_common::records::keys::Keys;
 use steadfast_common::records::{LockRecord, MasterRecord, ResultRecord, WaitsRecord};
 use steadfast_common::role::Role;
-use steadfast_coord::{CoordError, Etcd, Leadership, Mirror, Op, Range, Session};
+use steadfast_coord::{CoordError, Entry, Etcd, Leadership, Mirror, Op, Range, Session};
 use steadfast_host::random;
 use steadfast_host::time::{sleep, timeout, unix_ms};
 use steadfast_master_core::rate::Rate;
@@ -190,6 +190,12 @@ fn request(args: &Args) -> Result<Option<Request>, Failure> {
     Ok(Some(request))
 }
 
+/// Returns whether the lock may be acquired under a lease, given who holds it. A request whose reply was lost may have
+/// acquired it.
+fn may_be_acquired(held: Option<&Entry>, lease: i64) -> bool {
+    held.is_none_or(|lock| lock.lease == lease)
+}
+
 fn to_json<T: Serialize>(record: &T) -> Vec<u8> {
     serde_json::to_vec(record).expect("records are plain data")
 }
@@ -353,8 +359,7 @@ impl MasterProcess<'_> {
         loop {
             failure_detector.follow(&[addresses.borrow_and_update().clone()]);
             let held = changes.borrow_and_update().entries.get(&key).cloned();
-            // A request whose reply was lost may have acquired it.
-            if held.as_ref().is_none_or(|lock| lock.lease == session.lease()) {
+            if may_be_acquired(held.as_ref(), session.lease()) {
                 match Leadership::acquire(self.etcd, session, &key, &value).await {
                     Ok(Ok(leadership)) => return Ok(leadership),
                     Ok(Err(_)) => {}
@@ -531,5 +536,25 @@ impl MasterProcess<'_> {
             () = follower => Err(Failure::internal("the follower of the stream ended")),
             () = coordinator.run(requests) => Err(Failure::internal("the checkpoint coordinator ended")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// I12: a master whose request for the lock was executed, and never answered, does not wait for itself.
+    #[test]
+    fn a_lock_that_an_unanswered_request_acquired_is_ones_own() {
+        let held = |lease| Entry {
+            key: "lock".to_owned(),
+            value: Vec::new(),
+            create_revision: 3,
+            mod_revision: 3,
+            version: 1,
+            lease,
+        };
+        assert!(may_be_acquired(None, 7) && may_be_acquired(Some(&held(7)), 7));
+        assert!(!may_be_acquired(Some(&held(8)), 7) && !may_be_acquired(Some(&held(0)), 7));
     }
 }
