@@ -6,8 +6,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use steadfast_common::job::durations::{self, parse_or_seconds};
-use steadfast_common::job::elastic::RECORDS_MAX;
+use steadfast_common::job::elastic::{ElasticSpec, RECORDS_MAX};
+use steadfast_common::records::commits::RecordOrder;
 use steadfast_common::records::rendezvous::{NodeRange, SLOTS_MAX};
 use steadfast_process::{EtcdAuthArgs, LogArgs, SecurityArgs, job_name, lease_ttl};
 
@@ -163,6 +165,25 @@ pub struct DataArgs {
     /// Number of records of the data: commits then count each of them once in a pass (`records` of the job file).
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=RECORDS_MAX))]
     pub records: Option<u64>,
+    /// How the records are dealt: `fixed`, the same for each update whatever the workers, or `dynamic`, as they ask for
+    /// them (`order` of the job file).
+    #[arg(long, requires = "records", value_name = "ORDER", value_parser = orders())]
+    pub order: Option<RecordOrder>,
+}
+
+impl DataArgs {
+    /// Adds the data to a job.
+    pub fn describe(&self, spec: &mut ElasticSpec) {
+        spec.records = self.records;
+        spec.order = self.order.unwrap_or_default();
+    }
+}
+
+fn orders() -> impl TypedValueParser<Value = RecordOrder> {
+    PossibleValuesParser::new(["fixed", "dynamic"]).map(|order| match order.as_str() {
+        "dynamic" => RecordOrder::Dynamic,
+        _ => RecordOrder::Fixed,
+    })
 }
 
 impl RunArgs {

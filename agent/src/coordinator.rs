@@ -111,7 +111,7 @@ pub async fn rendezvous(args: RendezvousArgs) -> Result<ExitCode, Failure> {
     let mut spec = ElasticSpec::new(&args.rdzv_id, args.nnodes);
     spec.nodes.last_call = args.last_call;
     spec.nodes.join_timeout = args.join_timeout;
-    spec.records = args.data.records;
+    args.data.describe(&mut spec);
     let settings = CoordinatorSettings {
         spec,
         listen: args.listen,

@@ -68,7 +68,7 @@ pub async fn run(mut args: RunArgs) -> Result<ExitCode, Failure> {
     let mut coordinator = None;
     if args.standalone {
         let mut spec = ElasticSpec::new(args.job(), args.nnodes);
-        spec.records = args.data.records;
+        args.data.describe(&mut spec);
         let settings = CoordinatorSettings::of_one_node(spec);
         let started = coordinator.insert(Coordinator::start(settings, &shutdown).await?);
         args.rdzv_endpoint = vec![format!("http://{}", started.address)];

@@ -73,6 +73,7 @@ enum Work {
     /// With this number of nodes.
     Rendezvous(u32),
     Regroup(u32),
+    Deal,
     Rule(OptimizerKind, usize),
     /// An update rule that is a text.
     Text(usize),
@@ -120,6 +121,9 @@ impl Bench {
             (Work::Rendezvous(nodes), Side::Ours) => rendezvous::form(nodes).await,
             (Work::Regroup(nodes), Side::Ours) => rendezvous::form_again(nodes).await,
             (Work::Rendezvous(_) | Work::Regroup(_), Side::Reference) => Sample::bound(1.0),
+            (Work::Deal, Side::Ours) => rendezvous::deal().await,
+            // Records in a second.
+            (Work::Deal, Side::Reference) => Sample { amount: 2e5, ..Sample::bound(1.0) },
             (Work::SmallSteps, Side::Ours) => wire::small_steps().await,
             (Work::SmallSteps, Side::Reference) => ping::ping_pong().await,
             (Work::SlowSteps, Side::Ours) => wire::slow_steps().await,
@@ -155,7 +159,7 @@ impl Bench {
 /// The fields of a [`Bench`], in the same order.
 type Line = (&'static str, &'static str, &'static str, Unit, f64, Work);
 
-const LINES: [Line; 34] = [
+const LINES: [Line; 35] = [
     (
         "push",
         "gradient of 64 MiB to 2 pservers: a synchronous step by SGD",
@@ -339,6 +343,14 @@ const LINES: [Line; 34] = [
         Unit::Steps,
         0.8,
         Work::ServedDispatch,
+    ),
+    (
+        "deal",
+        "records of a dynamic order, dealt to 64 nodes, 256 at a time",
+        "200 000 records a second",
+        Unit::Steps,
+        1.0,
+        Work::Deal,
     ),
     (
         "takeover",

@@ -1,15 +1,18 @@
 //! Rendezvous of many nodes: agents without workers, each with its own lease and its own connection to a real
 //! master on a real etcd.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures::future::join_all;
 use steadfast_common::ids::{NodeId, Phase, Round};
+use steadfast_common::records::commits::{BegunState, COMMIT_TAG, Progress};
 use steadfast_common::records::keys::Keys;
 use steadfast_common::records::rendezvous::{AgentRecord, PORTS_TAG, RoundRecord, Runner};
 use steadfast_coord::Etcd;
-use steadfast_elastic_client::{Change, Entered, Joined, NodeIdentity, NodeSession, Terms};
+use steadfast_elastic_client::{
+    Change, Entered, Joined, NodeIdentity, NodeSession, RecordsWish, Terms,
+};
 use steadfast_net::TlsIdentity;
 use steadfast_tests::{EtcdServer, Process, Scene, free_address};
 use uuid::Uuid;
@@ -39,10 +42,15 @@ impl Nodes {
     /// Starts etcd and a master; lets so many agents register, announce themselves and form the first round.
     /// Returns the master's CPU time for that, too.
     async fn start(count: u32) -> (Self, f64) {
+        Self::of_job(count, "").await
+    }
+
+    /// The same, with more keys in the job file.
+    async fn of_job(count: u32, more: &str) -> (Self, f64) {
         let scene = Scene::new();
         let etcd = EtcdServer::real(&scene);
         let file = format!(
-            "name = \"{JOB}\"\nkind = \"elastic\"\n[nodes]\nmin = {}\nmax = {count}\nlast_call = \"60s\"\n",
+            "name = \"{JOB}\"\nkind = \"elastic\"\n{more}[nodes]\nmin = {}\nmax = {count}\nlast_call = \"60s\"\n",
             count - 1
         );
         let file = scene.write("job.toml", file).display().to_string();
@@ -107,6 +115,33 @@ pub async fn form_again(count: u32) -> Sample {
     let (rounds, ()) = tokio::join!(join_all(follow), leave);
     assert!(rounds.iter().all(|it| it.round == Round(2)), "they are in the second round");
     nodes.sample(nodes.cpu() - before)
+}
+
+/// Measures how many records are dealt to nodes in a second, until each has asked 64 times.
+pub async fn deal() -> Sample {
+    let (nodes, _) = Nodes::of_job(64, "records = 1000000000\norder = \"dynamic\"\n").await;
+    let (round, begun) = (Round(1), Progress::State(BegunState::default()));
+    join_all(nodes.agents.iter().map(|agent| async {
+        let data = Bytes::from(begun.to_json());
+        while let Entered::Waits(_) =
+            agent.enter(round, COMMIT_TAG, Phase(0), data.clone()).await.expect("a master answers")
+        {
+        }
+    }))
+    .await;
+    let (cpu, started) = (nodes.cpu(), Instant::now());
+    let wish = RecordsWish { wanted: 256, least: 32, end: 0 };
+    let dealt = join_all(nodes.agents.iter().map(|agent| async move {
+        let mut total = 0;
+        for _ in 0..64 {
+            total = agent.deal(round, total, wish).await.expect("a master answers").total;
+        }
+        total
+    }))
+    .await;
+    let amount = dealt.iter().sum::<u64>() as f64;
+    let (seconds, cpu_seconds) = (started.elapsed().as_secs_f64(), nodes.cpu() - cpu);
+    Sample { amount, seconds, cpu_seconds, ..Sample::default() }
 }
 
 async fn register(etcd: &Etcd, index: u32, probed: &str) -> NodeSession {

@@ -66,6 +66,7 @@ const CHECKS: &[(&str, Check)] = checks! {
     ShareStateRequest ShareStateReply ElasticStatusRequest ElasticStatusReply ChangesRequest ChangesReply
     NextRoundRequest NextRoundReply BeginCommitRequest BeginCommitReply EndCommitRequest EndCommitReply
     LastCommitRequest LastCommitReply DecideCommitRequest DecideCommitReply ProgressRequest ProgressReply
+    DealRequest DealReply
 };
 
 fn well_formed() -> Vec<Vec<u8>> {
@@ -81,7 +82,7 @@ fn well_formed() -> Vec<Vec<u8>> {
         v1::SynchronizeReply { success: true, data: data.into(), ..Default::default() };
     let member = v1::ElasticMember { node: "a".to_owned(), slots: 4, ..Default::default() };
     let commit = Some(v1::CommitId { round: 1, phase: 2 });
-    let data = Some(v1::RoundData { records: 9, commit });
+    let data = Some(v1::RoundData { records: 9, commit, is_dynamic: true });
     let members = vec![member.clone(), member];
     let round = v1::ElasticRound { round: 1, world_size: 8, members, data };
     let start = v1::join_reply::Next::Start(round.encode_to_vec().into());

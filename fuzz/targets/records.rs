@@ -12,7 +12,7 @@ use serde_json::json;
 use steadfast_common::ids::Slot;
 use steadfast_common::job::elastic::{AnyJobRecord, ElasticJobRecord};
 use steadfast_common::records::code::CodeRecord;
-use steadfast_common::records::commits::CommitRecord;
+use steadfast_common::records::commits::{CommitRecord, DealtRecord, Progress};
 use steadfast_common::records::given_up::GivenUpRecord;
 use steadfast_common::records::launch::{HostRecord, LauncherRecord};
 use steadfast_common::records::rendezvous::{
@@ -120,6 +120,12 @@ const CHECKS: &[fn(&[u8])] = &[
     |json| {
         check::<CommitRecord>(json);
     },
+    |json| {
+        check::<DealtRecord>(json);
+    },
+    |json| {
+        check::<Progress>(json);
+    },
 ];
 
 fn check<T: DeserializeOwned + Serialize + PartialEq + Debug>(json: &[u8]) -> Option<T> {
@@ -223,6 +229,10 @@ fn well_formed() -> Vec<Vec<u8>> {
     let fixed =
         json!({ "object": "fixed-digits-5a.safetensors", "size_bytes": 80, "sha256": "5a" });
     let commit = json!({ "round": 3, "phase": 7, "pass": 1, "used": 5, "seen": 15 });
-    let numbered = (0..).zip(records).chain([(24, fixed), (28, commit)]);
+    let dealt = json!({ "total": 9, "ranges": [[3, 5], [8, 9]] });
+    let state = json!({ "state": { "number": 7, "commit": commit } });
+    let used = json!({ "used": [[3, 5], [8, 9]] });
+    let others = [(24, fixed), (28, commit), (29, dealt), (30, state), (30, used)];
+    let numbered = (0..).zip(records).chain(others);
     numbered.map(|(kind, it): (u8, _)| [&[kind], it.to_string().as_bytes()].concat()).collect()
 }

@@ -8,16 +8,19 @@ use std::sync::Arc;
 use libfuzzer_sys::fuzz_target;
 use serde::de::DeserializeOwned;
 use serde_json::json;
-use steadfast_common::ids::{Millis, NodeId, Round};
+use steadfast_common::ids::{Millis, NodeId, Phase, Round};
 use steadfast_common::records::JobOutcome;
-use steadfast_common::records::commits::{COMMIT_TAG, CommitRecord};
+use steadfast_common::records::commits::{
+    BegunState, COMMIT_TAG, CommitRecord, Progress, RecordOrder,
+};
 use steadfast_common::records::keys::{Keys, TagKey};
+use steadfast_common::records::ranges::Ranges;
 use steadfast_common::records::rendezvous::{
     AgentRecord, EXIT_TAG, NodeRange, NodeRecord, ReleaseRecord, RoundRecord, Runner,
 };
 use steadfast_fuzz::{seeds, within};
 use steadfast_master_core::rendezvous::{
-    BarrierId, Caller, Fact, JoinTerms, Rendezvous, Settings, Timers,
+    BarrierId, Caller, DealTerms, Fact, Held, JoinTerms, Rendezvous, Settings, Timers,
 };
 use uuid::Uuid;
 
@@ -25,12 +28,15 @@ use uuid::Uuid;
 const TIMES_MAX: usize = 1024;
 /// Decisions of one moment, besides one for each node: some nodes are late, a round is formed, the job ends.
 const DECISIONS_MAX: usize = 8;
+const RECORDS: u64 = 1000;
 
 fuzz_target!(init: seeds("rendezvous", well_formed()), |data: &[u8]| {
     let Some((sizes, lines)) = data.split_first() else { return };
     let min = 1 + u32::from(sizes % 4);
     let nodes = NodeRange::new(min, min + u32::from(sizes / 4 % 4)).expect("a valid range");
-    let settings = Settings { nodes, last_call_ms: 1000, join_timeout_ms: 5000, records: Some(1000) };
+    let order = if sizes & 64 == 0 { RecordOrder::Fixed } else { RecordOrder::Dynamic };
+    let (last_call_ms, join_timeout_ms, records) = (1000, 5000, Some(RECORDS));
+    let settings = Settings { nodes, last_call_ms, join_timeout_ms, records, order };
     within(TIMES_MAX * lines.len() + (64 << 10), || {
         let facts = facts(&keys_of(lines)).unwrap_or_default();
         if let Ok(state) = Rendezvous::from_records(facts.iter().cloned()) {
@@ -73,6 +79,11 @@ fn facts(found: &BTreeMap<String, &[u8]>) -> Option<Vec<Fact>> {
         if let Some(node) = keys.node_of(key).filter(|it| keys.node(*it) == *key) {
             let record: NodeRecord = serde_json::from_slice(value).ok()?;
             facts.push(Fact::Node { node, record });
+        }
+        if let Some(node) = keys.dealt_to(number, key).filter(|it| keys.dealt(number, *it) == *key)
+        {
+            let record = Arc::new(serde_json::from_slice(value).ok()?);
+            facts.push(Fact::Dealt { round: number, node, record });
         }
         facts.extend(match keys.tag_key_of(number, key) {
             Some(TagKey::Released { tag }) => {
@@ -184,12 +195,38 @@ impl Master {
         for tag in tags {
             let phase = self.state.next_phase(&tag);
             let barrier = BarrierId { round: self.state.number(), tag, phase };
-            let position = self.state.commit().map(|commit| commit.position).unwrap_or_default();
-            let data = Arc::from(position.to_json());
+            let data = Arc::from(self.state_of(caller, phase));
             let facts = self.state.enter(caller, &barrier, data, &self.settings);
             self.commit(&facts.unwrap_or_default());
             drop(self.state.barrier(caller, &barrier));
         }
+    }
+
+    /// Returns what a member passes to the barrier of a commit: the same records as the last, or all that it holds.
+    fn state_of(&mut self, caller: Caller, phase: Phase) -> Vec<u8> {
+        let last = self.state.commit().map(|commit| (**commit).clone());
+        match (self.settings.order, phase) {
+            (RecordOrder::Fixed, _) => last.map(|last| last.position).unwrap_or_default().to_json(),
+            (RecordOrder::Dynamic, Phase(0)) => {
+                let number = last.map_or(0, |last| last.id.number());
+                Progress::State(BegunState { number, commit: None }).to_json()
+            }
+            (RecordOrder::Dynamic, _) => Progress::Used(self.deal(caller)).to_json(),
+        }
+    }
+
+    /// Returns what a member holds after it was dealt more.
+    fn deal(&mut self, caller: Caller) -> Ranges {
+        let round = self.state.number();
+        let terms = DealTerms { round, total: 0, wanted: 9, least: 1, end: 2 * RECORDS };
+        let Ok(Held { total, .. }) = self.state.held(caller, &terms, &self.settings) else {
+            return Ranges::default();
+        };
+        let terms = DealTerms { total, ..terms };
+        let facts = self.state.deal(caller, &terms, &self.settings);
+        self.commit(&facts.unwrap_or_default());
+        let held = self.state.held(caller, &terms, &self.settings);
+        held.map(|held| held.ranges).unwrap_or_default()
     }
 
     fn share(&mut self) {
@@ -229,6 +266,10 @@ fn well_formed() -> Vec<Vec<u8>> {
     let shared = format!("{running}\nshared {}", json!({ "token": 2, "state": "AQI=" }));
     let commit = json!({ "round": 2, "phase": 1, "pass": 0, "used": 4, "seen": 4 });
     let committed = format!("{running}\ncommit {commit}");
+    let ahead =
+        json!({ "round": 3, "phase": 1, "pass": 0, "used": 4, "seen": 6, "ahead": [[7, 9]] });
+    let dealt = json!({ "total": 9, "ranges": [[4, 7], [9, 12]] });
+    let dealing = format!("{running}\ncommit {ahead}\ndealt/000003/{} {dealt}", ids[0]);
     let closing = format!("{running}\ntags/000003/{EXIT_TAG}/000000/{} ", ids[0]);
     let lost = format!("round {round}\n{first}\n{}", node(2, "starting", None));
     let late = format!("round {round}\n{first}\n{}", node(1, "late", None));
@@ -238,6 +279,7 @@ fn well_formed() -> Vec<Vec<u8>> {
         (5, barrier),
         (0, shared),
         (5, committed),
+        (69, dealing),
         (9, closing),
         (5, lost),
         (4, late),

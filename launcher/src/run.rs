@@ -229,7 +229,7 @@ fn coordinator_settings(
 ) -> Result<CoordinatorSettings, Failure> {
     let mut spec = ElasticSpec::new(&args.rdzv_id, nodes);
     spec.nodes.last_call = args.last_call;
-    spec.records = args.data.records;
+    args.data.describe(&mut spec);
     let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let url = advertised(args.advertise.as_deref(), listen)?;
     let host = url.trim_start_matches("http://").rsplit_once(':').map(|(host, _)| host.to_owned());

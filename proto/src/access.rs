@@ -25,7 +25,7 @@ pub fn access(path: &str) -> &'static [Role] {
         (
             "steadfast.v1.Elastic",
             "GetClusterSpec" | "GetWaitingNodes" | "Barrier" | "Synchronize" | "Announce" | "Join"
-            | "Watch" | "Enter" | "GiveUp" | "ShareState",
+            | "Watch" | "Enter" | "Deal" | "GiveUp" | "ShareState",
         ) => &[Trainer],
         (
             "steadfast.v1.Worker",

@@ -458,7 +458,7 @@ impl<'a> Run<'a> {
         let stored = server.get(self.scene.cluster.keys().commit().as_bytes());
         let stored = stored.and_then(|entry| entry.value);
         let found = stored.and_then(|it| serde_json::from_slice::<CommitRecord>(&it).ok());
-        let is_right = found.is_some_and(|found| found.position == due);
+        let is_right = found.as_ref().is_some_and(|found| found.position == due);
         (!is_right).then(|| format!("the last commit is {found:?}; expected is {due:?}"))
     }
 

@@ -10,4 +10,6 @@ mod node;
 
 pub use changes::SeenChanges;
 pub use membership::{Exited, JoinedRound, Membership, RoundOver, until_over};
-pub use node::{Change, Entered, Joined, NodeError, NodeIdentity, NodeSession, Terms};
+pub use node::{
+    Change, DealtRecords, Entered, Joined, NodeError, NodeIdentity, NodeSession, RecordsWish, Terms,
+};

@@ -7,8 +7,9 @@ use bytes::Bytes;
 use prost::Message;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Incarnation, NodeId, Phase, Round};
-use steadfast_common::records::commits::CommitId;
+use steadfast_common::records::commits::{CommitId, CommitRecord, RecordOrder};
 use steadfast_common::records::keys::Keys;
+use steadfast_common::records::ranges::Ranges;
 use steadfast_common::records::rendezvous::{
     AgentRecord, EXIT_TAG, MemberRecord, RoundData, RoundRecord, SharedRecord,
 };
@@ -18,8 +19,8 @@ use steadfast_master_client::{ActingMaster, CallError};
 use steadfast_net::{Channel, TlsIdentity};
 use steadfast_proto::v1::elastic_client::ElasticClient;
 use steadfast_proto::v1::{
-    AnnounceRequest, ElasticRound, EnterRequest, Entries, GiveUpRequest, JoinRequest, Node,
-    NodeReport, ShareStateRequest, ShutDownRequest, WatchReply, WatchRequest, enter_reply,
+    AnnounceRequest, DealRequest, ElasticRound, EnterRequest, Entries, GiveUpRequest, JoinRequest,
+    Node, NodeReport, ShareStateRequest, ShutDownRequest, WatchReply, WatchRequest, enter_reply,
     join_reply,
 };
 use tonic::{Response, Status};
@@ -43,6 +44,7 @@ pub struct NodeIdentity {
 pub struct NodeSession {
     etcd: Etcd,
     lease: coord::Session,
+    keys: Keys,
     node: NodeId,
     incarnation: Incarnation,
     acting: ActingMaster,
@@ -75,6 +77,28 @@ pub enum Entered {
     Ended(String),
     /// The barrier is not released yet; the text tells users why.
     Waits(String),
+}
+
+/// The records that a node asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordsWish {
+    /// It would like to have so many.
+    pub wanted: u64,
+    /// It gets at least so many while there are some.
+    pub least: u64,
+    /// Only records with numbers below this; 0 means all.
+    pub end: u64,
+}
+
+/// The records that a node was given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DealtRecords {
+    /// Counts those that it was given in the round.
+    pub total: u64,
+    /// Holds those of them that no commit has seen.
+    pub ranges: Ranges,
+    /// Whether no more are left to deal.
+    pub is_end: bool,
 }
 
 /// How a round changes.
@@ -140,7 +164,8 @@ impl NodeSession {
         })?;
         let acting = ActingMaster::follow(etcd, keys, tls).await?;
         let incarnation = Incarnation(incarnation);
-        Ok(Self { etcd: etcd.clone(), lease, node, incarnation, acting })
+        let (etcd, keys) = (etcd.clone(), keys.clone());
+        Ok(Self { etcd, lease, keys, node, incarnation, acting })
     }
 
     pub fn node(&self) -> NodeId {
@@ -258,6 +283,38 @@ impl NodeSession {
         data: Bytes,
     ) -> Result<Entered, NodeError> {
         self.enter_for(round, tag, phase, data, WAIT).await
+    }
+
+    /// Returns the last commit that was decided.
+    ///
+    /// # Errors
+    /// If etcd does not answer, or the value cannot be parsed.
+    pub async fn last_commit(&self) -> Result<Option<CommitRecord>, CoordError> {
+        self.etcd.get_json(&self.keys.commit()).await
+    }
+
+    /// Asks for records for the workers of the node, after it was given `total` of them in a round.
+    ///
+    /// # Errors
+    /// See [`NodeError`].
+    pub async fn deal(
+        &self,
+        round: Round,
+        total: u64,
+        wish: RecordsWish,
+    ) -> Result<DealtRecords, NodeError> {
+        let RecordsWish { wanted, least, end } = wish;
+        let request =
+            DealRequest { node: self.caller(), round: round.0, total, wanted, least, end };
+        let reply = self
+            .call(Duration::ZERO, |channel| {
+                let request = request.clone();
+                async move { ElasticClient::new(channel).deal(request).await }
+            })
+            .await?;
+        let pairs: Vec<_> = reply.ranges.iter().map(|range| (range.start, range.end)).collect();
+        let ranges = Ranges::try_from(pairs).map_err(NodeError::BadReply)?;
+        Ok(DealtRecords { total: reply.total, ranges, is_end: reply.is_end })
     }
 
     /// Notes that the workers of the node have succeeded in a round, and waits some seconds, at most `wait`, for the
@@ -439,6 +496,7 @@ fn record(round: ElasticRound) -> Result<RoundRecord, NodeError> {
     });
     let data = round.data.map(|data| RoundData {
         records: data.records,
+        order: if data.is_dynamic { RecordOrder::Dynamic } else { RecordOrder::Fixed },
         commit: data.commit.map(|id| CommitId { round: Round(id.round), phase: Phase(id.phase) }),
     });
     Ok(RoundRecord {

@@ -5,6 +5,7 @@
 //! `etcdctl watch --prefix --rev=1 -w json`.
 
 mod commits;
+mod dealt;
 pub mod etcdctl;
 mod keyspace;
 mod queues;

@@ -9,6 +9,7 @@ use sha2::{Digest, Sha256};
 use crate::job::dataset::hex;
 use crate::job::durations;
 use crate::job::spec_errors::{SpecError, name_error};
+use crate::records::commits::RecordOrder;
 use crate::records::rendezvous::{NODES_MAX, NodeRange};
 use crate::records::{FORMAT, JobRecord, check_format};
 
@@ -23,6 +24,9 @@ pub struct ElasticSpec {
     /// The number of records of a pass. Commits then count each of them once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub records: Option<u64>,
+    /// Says how the records are dealt to workers: `"fixed"`, or `"dynamic"` for those of unequal speed.
+    #[serde(default, skip_serializing_if = "RecordOrder::is_fixed")]
+    pub order: RecordOrder,
     pub nodes: NodesSpec,
 }
 
@@ -58,7 +62,7 @@ impl ElasticSpec {
             last_call: default_last_call(),
             join_timeout: default_join_timeout(),
         };
-        Self { name: name.to_owned(), records: None, nodes }
+        Self { name: name.to_owned(), records: None, order: RecordOrder::Fixed, nodes }
     }
 
     /// Returns the range of the number of nodes; `None` if it is invalid.
@@ -90,6 +94,12 @@ impl ElasticSpec {
             errors.push(SpecError::new(
                 &["records"],
                 format!("`records` must lie between 1 and {RECORDS_MAX}"),
+            ));
+        }
+        if self.records.is_none() && !self.order.is_fixed() {
+            errors.push(SpecError::new(
+                &["order"],
+                "`order` says how records are dealt; give their number, `records`, too",
             ));
         }
         if self.nodes.join_timeout.is_zero() {
@@ -191,6 +201,8 @@ mod tests {
             (spec.nodes.min, spec.nodes.max) = (min, max);
             assert_eq!(spec.all_errors().len(), 1, "{min}:{max}");
         }
+        let spec_of_none = ElasticSpec { order: RecordOrder::Dynamic, ..spec() };
+        assert_eq!(spec_of_none.all_errors().len(), 1);
         for records in [0, RECORDS_MAX + 1] {
             let spec = ElasticSpec { records: Some(records), ..spec() };
             assert_eq!(spec.all_errors().len(), 1, "{records}");

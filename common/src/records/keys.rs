@@ -149,6 +149,21 @@ impl Keys {
         format!("{}/rendezvous/commit", self.root)
     }
 
+    /// Returns the prefix of the records that the members of a round were given.
+    pub fn dealt_prefix(&self, round: Round) -> String {
+        format!("{}/rendezvous/dealt/{:06}/", self.root, round.0)
+    }
+
+    /// Returns the key of the records that one member of a round was given.
+    pub fn dealt(&self, round: Round, node: NodeId) -> String {
+        format!("{}{node}", self.dealt_prefix(round))
+    }
+
+    /// Returns the member that a key below [`Keys::dealt_prefix`] of `round` names; `None` if it is not such a key.
+    pub fn dealt_to(&self, round: Round, key: &str) -> Option<NodeId> {
+        key.strip_prefix(&self.dealt_prefix(round))?.parse().ok().map(NodeId)
+    }
+
     /// Returns the key of the state that the members of a rendezvous in a protocol of their own share.
     pub fn shared_state(&self) -> String {
         format!("{}/rendezvous/shared", self.root)

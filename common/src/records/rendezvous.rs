@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{Incarnation, NodeId, Phase, Round};
-use crate::records::commits::CommitId;
+use crate::records::commits::{CommitId, RecordOrder};
 
 /// Maximum number of nodes in a round. Its record must fit into one request to etcd.
 pub const NODES_MAX: u32 = 2048;
@@ -175,6 +175,9 @@ pub struct RoundRecord {
 pub struct RoundData {
     /// The number of records of a pass.
     pub records: u64,
+    /// Says how they are dealt to workers.
+    #[serde(default, skip_serializing_if = "RecordOrder::is_fixed")]
+    pub order: RecordOrder,
     /// The last commit that was decided before the round, if there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commit: Option<CommitId>,
@@ -251,6 +254,7 @@ mod tests {
             members: (0..members).map(member).collect(),
             data: Some(RoundData {
                 records: u64::MAX,
+                order: RecordOrder::Dynamic,
                 commit: Some(CommitId { round: Round(u64::MAX), phase: Phase(u64::MAX) }),
             }),
         }

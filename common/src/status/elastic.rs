@@ -57,7 +57,7 @@ pub struct ElasticStatus {
 }
 
 /// The position in the data that the workers have reached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataStatus {
     /// The number of records of a pass.
     pub records: u64,
@@ -358,14 +358,18 @@ fn process(node: NodeId) -> String {
 
 impl DataStatus {
     fn rows(&self) -> Vec<Row> {
-        let position = self.commit.map(|commit| commit.position).unwrap_or_default();
-        let text = match self.commit {
+        let position = self.commit.as_ref().map(|commit| commit.position).unwrap_or_default();
+        let ahead = self.commit.as_ref().map_or(0, |commit| commit.ahead.count());
+        let text = match &self.commit {
             Some(commit) => commit.id.to_string(),
             None => "none yet".to_owned(),
         };
         let help = "Records of this pass that the last commit has seen";
         let used = Value::Of(position.used, Some(self.records));
-        let used = Row::new("records", used).note(format!(" of pass {}", position.pass));
+        let used = Row::new("records", used).note(match ahead {
+            0 => format!(" of pass {}", position.pass),
+            ahead => format!(" of pass {}, and {ahead} behind them", position.pass),
+        });
         let used = used.gauge("steadfast_elastic_pass_records", help, position.used);
         let help = "Records of all passes that the last commit has seen";
         let seen = Row::new("records in all", Value::Count(position.seen));

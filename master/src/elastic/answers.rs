@@ -5,7 +5,9 @@ use std::sync::Arc;
 use steadfast_common::ids::{Phase, Round};
 use steadfast_common::machine::{Decision, Moment};
 use steadfast_common::records::rendezvous::AgentRecord;
-use steadfast_master_core::rendezvous::{BarrierId, Caller, Directive, EndedBy, Fact, Outcome};
+use steadfast_master_core::rendezvous::{
+    BarrierId, Caller, DealTerms, Directive, EndedBy, Fact, Held, Outcome,
+};
 
 use super::handle::{Change, ElasticError, Event, Known, Passage, Reply, Shared, ShutDown};
 use super::machine::ElasticJob;
@@ -35,6 +37,12 @@ pub(super) enum Answer {
         caller: Caller,
         barrier: BarrierId,
         reply: Reply<Passage>,
+    },
+    Held {
+        decided: Decided,
+        caller: Caller,
+        terms: DealTerms,
+        reply: Reply<Held>,
     },
     Known {
         address: String,
@@ -92,6 +100,14 @@ impl ElasticJob {
             }
             Event::Look { caller, barrier, reply } => {
                 Answer::Passage { decided: Ok(()), caller, barrier, reply }
+            }
+            Event::Deal { caller, terms, reply } => {
+                let facts = self
+                    .agents
+                    .registration(caller)
+                    .and_then(|_| Ok(self.state.deal(caller, &terms, &self.settings)?));
+                let decided = self.apply_if(moment, facts, decision);
+                Answer::Held { decided, caller, terms, reply }
             }
             Event::GiveUp { caller, reason, report, reply } => {
                 let nodes_needed = |agent: &AgentRecord| match agent.launched_on {
@@ -158,6 +174,10 @@ impl ElasticJob {
             }
             Answer::Passage { decided, caller, barrier, reply } => {
                 drop(reply.send(decided.and_then(|()| self.passage(caller, &barrier))));
+            }
+            Answer::Held { decided, caller, terms, reply } => {
+                let held = || Ok(self.state.held(caller, &terms, &self.settings)?);
+                drop(reply.send(decided.and_then(|()| held())));
             }
             Answer::Known { address, reply } => drop(reply.send(Ok(self.known(&address)))),
             Answer::NextPhase { tag, reply } => {

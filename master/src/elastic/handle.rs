@@ -8,7 +8,9 @@ use steadfast_common::ids::{NodeId, Phase, Round};
 use steadfast_common::records::JobOutcome;
 use steadfast_common::records::rendezvous::{RoundRecord, Runner, SharedRecord};
 use steadfast_common::status::{ElasticStatus, NodeReport};
-use steadfast_master_core::rendezvous::{BarrierId, Caller, Directive, JoinTerms, Refusal};
+use steadfast_master_core::rendezvous::{
+    BarrierId, Caller, DealTerms, Directive, Held, JoinTerms, Refusal,
+};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::machine::Input;
@@ -48,6 +50,11 @@ pub enum Event {
         caller: Caller,
         barrier: BarrierId,
         reply: Reply<Passage>,
+    },
+    Deal {
+        caller: Caller,
+        terms: DealTerms,
+        reply: Reply<Held>,
     },
     GiveUp {
         caller: Caller,

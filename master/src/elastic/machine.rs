@@ -6,6 +6,7 @@ use std::sync::Arc;
 use steadfast_common::ids::{Incarnation, Millis, NodeId};
 use steadfast_common::machine::{Decision, Machine, Moment, Size};
 use steadfast_common::records::ResultRecord;
+use steadfast_common::records::commits::COMMIT_TAG;
 use steadfast_common::records::rendezvous::RoundRecord;
 use steadfast_common::status::NodeReport;
 use steadfast_coord::{OPS_MAX, View as EtcdView};
@@ -208,6 +209,12 @@ impl Machine for ElasticJob {
 
     fn size_max(&self, input: &Input) -> Size {
         let data = match input {
+            Input::Request(Event::Deal { caller, .. }) => self.state.bytes_of_records(caller.node),
+            Input::Request(Event::Enter { caller, barrier, data, .. })
+                if barrier.tag == COMMIT_TAG =>
+            {
+                data.len() + self.state.bytes_of_records(caller.node)
+            }
             Input::Request(event) => bytes_of(event),
             Input::Agents(_) | Input::Tick => 0,
         };
@@ -260,6 +267,8 @@ fn changes_nodes(fact: &Fact) -> bool {
         | Fact::Entered { .. }
         | Fact::Released { .. }
         | Fact::EntriesDeleted { .. }
+        | Fact::Dealt { .. }
+        | Fact::DealtDeleted { .. }
         | Fact::Committed(_)
         | Fact::Shared(_)
         | Fact::Ended(_) => false,
@@ -274,6 +283,7 @@ fn bytes_of(event: &Event) -> usize {
         | Event::Join { .. }
         | Event::Watch { .. }
         | Event::Look { .. }
+        | Event::Deal { .. }
         | Event::GiveUp { .. }
         | Event::Find { .. }
         | Event::NextPhase { .. }

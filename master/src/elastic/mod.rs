@@ -100,5 +100,6 @@ fn settings(spec: &ElasticSpec, keys: &Keys) -> Result<Settings, Failure> {
         last_call_ms: spec.nodes.last_call.as_millis() as u64,
         join_timeout_ms: spec.nodes.join_timeout.as_millis() as u64,
         records: spec.records,
+        order: spec.order,
     })
 }

@@ -2,6 +2,7 @@
 //! master.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -10,20 +11,24 @@ use prost::Message;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Incarnation, Millis, NodeId, Phase, Round};
 use steadfast_common::records::JobOutcome;
+use steadfast_common::records::commits::RecordOrder;
+use steadfast_common::records::ranges::NUMBER_MAX;
 use steadfast_common::records::rendezvous::RoundRecord;
 use steadfast_common::status::{ElasticStatus, NodeReport};
 use steadfast_host::time::{Instant, timeout};
-use steadfast_master_core::rendezvous::{BarrierId, Caller, Directive, JoinTerms, describe_wait};
+use steadfast_master_core::rendezvous::{
+    BarrierId, Caller, DealTerms, Directive, Held, JoinTerms, describe_wait,
+};
 use steadfast_proto::status;
 use steadfast_proto::v1;
 use steadfast_proto::v1::elastic_server::Elastic;
 use steadfast_proto::v1::{
-    AnnounceReply, AnnounceRequest, BarrierReply, BarrierRequest, ElasticMember, ElasticRound,
-    ElasticStatusReply, ElasticStatusRequest, EnterReply, EnterRequest, Entries,
-    GetClusterSpecReply, GetClusterSpecRequest, GetWaitingNodesReply, GetWaitingNodesRequest,
-    GiveUpReply, GiveUpRequest, JoinReply, JoinRequest, Node, ShareStateReply, ShareStateRequest,
-    ShutDownReply, ShutDownRequest, SynchronizeReply, SynchronizeRequest, WatchReply, WatchRequest,
-    enter_reply, join_reply,
+    AnnounceReply, AnnounceRequest, BarrierReply, BarrierRequest, DealReply, DealRequest,
+    ElasticMember, ElasticRound, ElasticStatusReply, ElasticStatusRequest, EnterReply,
+    EnterRequest, Entries, GetClusterSpecReply, GetClusterSpecRequest, GetWaitingNodesReply,
+    GetWaitingNodesRequest, GiveUpReply, GiveUpRequest, JoinReply, JoinRequest, Node,
+    ShareStateReply, ShareStateRequest, ShutDownReply, ShutDownRequest, SynchronizeReply,
+    SynchronizeRequest, WatchReply, WatchRequest, enter_reply, join_reply,
 };
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
@@ -237,6 +242,7 @@ fn encoded_round(record: &RoundRecord) -> Vec<u8> {
         members: members.collect(),
         data: record.data.map(|data| v1::RoundData {
             records: data.records,
+            is_dynamic: data.order == RecordOrder::Dynamic,
             commit: data.commit.map(|id| v1::CommitId { round: id.round.0, phase: id.phase.0 }),
         }),
     }
@@ -400,6 +406,19 @@ impl Elastic for Service {
             Passage::Waiting { reason } => (enter_reply::Outcome::Waiting, Bytes::new(), reason),
         };
         Ok(Response::new(EnterReply { outcome: outcome.into(), entries, reason }))
+    }
+
+    async fn deal(&self, request: Request<DealRequest>) -> Result<Response<DealReply>, Status> {
+        let DealRequest { node, round, total, wanted, least, end } = request.into_inner();
+        let end = if end == 0 { NUMBER_MAX } else { end };
+        let terms = DealTerms { round: Round(round), total, wanted, least, end };
+        let caller = caller(node)?;
+        let event = |reply| Event::Deal { caller, terms, reply };
+        let Held { total, ranges, is_end } =
+            self.handle()?.ask(event).await.map_err(|error| reject(&error))?;
+        let range = |range: &Range<u64>| v1::RecordRange { start: range.start, end: range.end };
+        let ranges = ranges.iter().map(range).collect();
+        Ok(Response::new(DealReply { total, ranges, is_end }))
     }
 
     async fn share_state(

@@ -106,6 +106,8 @@ impl Timeline {
             },
             Fact::Node { .. }
             | Fact::TagsDeleted { .. }
+            | Fact::Dealt { .. }
+            | Fact::DealtDeleted { .. }
             | Fact::Entered { .. }
             | Fact::Released { .. }
             | Fact::EntriesDeleted { .. }
@@ -159,9 +161,10 @@ pub(super) fn of(
         nodes_max: settings.nodes.max(),
         round: state.number(),
         world_size: state.round().map_or(0, |round| round.world_size),
-        data: settings
-            .records
-            .map(|records| DataStatus { records, commit: state.commit().map(|commit| **commit) }),
+        data: settings.records.map(|records| DataStatus {
+            records,
+            commit: state.commit().map(|commit| (**commit).clone()),
+        }),
         nodes: state.nodes_shown(),
         launcher: None,
         master: None,

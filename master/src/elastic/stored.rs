@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use steadfast_common::ids::{Incarnation, NodeId, Round};
 use steadfast_common::job::elastic::AnyJobRecord;
+use steadfast_common::records::commits::DealtRecord;
 use steadfast_common::records::keys::{Keys, TagKey};
 use steadfast_common::records::rendezvous::{AgentRecord, NodeRecord, ReleaseRecord, RoundRecord};
 use steadfast_common::status::ElasticStatus;
@@ -86,6 +87,15 @@ pub(super) async fn read(etcd: &Etcd, keys: &Keys) -> Result<Rendezvous, CoordEr
             None => warn!(key, "unknown key ignored"),
         }
     }
+    for (key, entry) in &etcd.list_large(&keys.dealt_prefix(number)).await?.entries {
+        match keys.dealt_to(number, key) {
+            Some(node) => {
+                let record = Arc::new(entry.json::<DealtRecord>()?);
+                facts.push(Fact::Dealt { round: number, node, record });
+            }
+            None => warn!(key, "unknown key ignored"),
+        }
+    }
     let commit = etcd.get_json(&keys.commit()).await?;
     facts.extend(commit.map(|record| Fact::Committed(Arc::new(record))));
     let shared = etcd.get_json(&keys.shared_state()).await?;
@@ -99,6 +109,9 @@ pub(super) async fn read(etcd: &Etcd, keys: &Keys) -> Result<Rendezvous, CoordEr
             }
             InvalidRecord::Round(_) => keys.formed_round(),
             InvalidRecord::Phase { tag, .. } => keys.released(number, tag),
+            InvalidRecord::Dealt { node, .. } | InvalidRecord::DealtTwice { node } => {
+                keys.dealt(number, *node)
+            }
             InvalidRecord::Commit { .. } => keys.commit(),
             InvalidRecord::Token(_) => keys.shared_state(),
         };
@@ -123,6 +136,10 @@ pub(super) fn write(keys: &Keys, fact: &Fact, to: &mut Transaction) {
         Fact::EntriesDeleted { round, tag, phase } => {
             to.delete_all(&keys.entries_prefix(*round, tag, *phase));
         }
+        Fact::Dealt { round, node, record } => {
+            to.add(Op::put(&keys.dealt(*round, *node), &**record));
+        }
+        Fact::DealtDeleted { round } => to.delete_all(&keys.dealt_prefix(*round)),
         Fact::Committed(record) => to.add(Op::put(&keys.commit(), &**record)),
         Fact::Shared(record) => to.add(Op::put(&keys.shared_state(), &**record)),
         Fact::Ended(record) => to.add(Op::put(&keys.result(), &**record)),

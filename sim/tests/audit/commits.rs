@@ -4,15 +4,24 @@ use std::collections::BTreeMap;
 
 use steadfast_audit::history::Rule;
 use steadfast_common::ids::{NodeId, Pass, Phase, Round};
-use steadfast_common::records::commits::{COMMIT_TAG, CommitId, CommitRecord, DataPosition};
+use steadfast_common::records::commits::{
+    COMMIT_TAG, CommitId, CommitRecord, DataPosition, RecordOrder,
+};
 use steadfast_common::records::rendezvous::{ReleaseRecord, RoundData, RoundRecord};
 use steadfast_common::records::{JobOutcome, ResultRecord};
 use steadfast_sim::Workload;
 
 use crate::recorded::{ELASTIC, History, Op, Run, cuts, put};
 
-/// Returns histories of which the round has decided the last commit, and no member has entered the next one.
 fn between_commits() -> Vec<History> {
+    between_commits_of(RecordOrder::Fixed, |_| true)
+}
+
+/// Returns histories of which the round has decided the last commit, and no member has entered the next one.
+fn between_commits_of(
+    order: RecordOrder,
+    is_wanted: impl Fn(&History) -> bool,
+) -> Vec<History> {
     cuts(&ELASTIC, |history| {
         let keys = &history.run.keys;
         let Some(commit) = history.value::<CommitRecord>(&keys.commit()) else { return false };
@@ -22,6 +31,8 @@ fn between_commits() -> Vec<History> {
         commit.id.round == round.round
             && history.keys_below(&entries).is_empty()
             && !history.holds(&keys.result())
+            && round.data.is_some_and(|data| data.order == order)
+            && is_wanted(history)
     })
 }
 
@@ -64,7 +75,7 @@ fn decide(history: &History, id: CommitId, position: DataPosition) -> Vec<Op> {
     let released = ReleaseRecord { phase: id.phase };
     vec![
         put(keys.released(id.round, COMMIT_TAG), &released),
-        put(keys.commit(), &CommitRecord { id, position }),
+        put(keys.commit(), &CommitRecord::new(id, position)),
     ]
 }
 
@@ -202,7 +213,11 @@ fn a_state_that_goes_back_beside_a_member_that_has_a_later_one_is_reported() {
         commit(&mut history, next);
         let of_last = round(&history);
         let (number, decided) = (Round(of_last.round.0 + 1), last(&history).id);
-        let data = Some(RoundData { records: records(history.run), commit: Some(decided) });
+        let data = Some(RoundData {
+            records: records(history.run),
+            order: RecordOrder::Fixed,
+            commit: Some(decided),
+        });
         let formed = RoundRecord { round: number, data, ..of_last };
         history.commit(vec![put(history.run.keys.formed_round(), &formed)]);
         let id = CommitId { round: number, phase: Phase(0) };

@@ -3,10 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use steadfast_common::ids::{Incarnation, NodeId, Phase, Round};
-use steadfast_common::records::commits::{COMMIT_TAG, CommitId, CommitRecord, DataPosition};
+use steadfast_common::records::commits::{
+    COMMIT_TAG, CommitId, CommitRecord, DataPosition, RecordOrder,
+};
 use steadfast_common::records::keys::{Keys, TagKey};
 use steadfast_common::records::rendezvous::{MemberRecord, RoundRecord};
 
+use super::dealt::Dealt;
 use super::records::read;
 use super::{Change, DataSeen, HistoryReport, Revision, Rule};
 
@@ -16,8 +19,10 @@ pub(super) struct Commits<'a> {
     /// The number of records of a pass.
     records: u64,
     round: Option<RoundRecord>,
-    /// The positions that the members of the last round passed to the barrier of each commit.
-    entered: BTreeMap<Phase, BTreeMap<NodeId, DataPosition>>,
+    /// Holds what the members of the last round passed to the barrier of each commit.
+    entered: BTreeMap<Phase, BTreeMap<NodeId, String>>,
+    /// Follows what they were given, if the order is dynamic.
+    dealt: Dealt,
     last: Option<CommitRecord>,
     /// The position of the first commit.
     first: Option<DataPosition>,
@@ -34,6 +39,7 @@ impl<'a> Commits<'a> {
             records,
             round: None,
             entered: BTreeMap::new(),
+            dealt: Dealt::default(),
             last: None,
             first: None,
             holders: BTreeSet::new(),
@@ -55,6 +61,10 @@ impl<'a> Commits<'a> {
         for change in changes {
             released = self.apply_tag(change).or(released);
         }
+        for change in changes {
+            let known = (self.round.as_ref(), self.last.as_ref(), self.records);
+            self.dealt.apply(self.keys, at, change, known, report);
+        }
         let decided = changes.iter().find(|change| change.key == self.keys.commit());
         match decided {
             Some(change) => self.apply_commit(at, change, released, report),
@@ -73,7 +83,7 @@ impl<'a> Commits<'a> {
             return;
         };
         let told = formed.data.and_then(|data| data.commit);
-        let known = self.last.map(|last| last.id);
+        let known = self.last.as_ref().map(|last| last.id);
         if told != known {
             let (told, known) = (shown(told), shown(known));
             let text =
@@ -82,6 +92,7 @@ impl<'a> Commits<'a> {
         }
         self.round = Some(formed);
         self.entered.clear();
+        self.dealt.begin_round();
     }
 
     /// Applies a change of the tag of commits; returns whether it released a phase.
@@ -90,9 +101,8 @@ impl<'a> Commits<'a> {
         match self.keys.tag_key_of(round, &change.key)? {
             TagKey::Released { tag } if tag == COMMIT_TAG => change.value.as_ref().map(drop),
             TagKey::Entry { tag, phase, node } if tag == COMMIT_TAG => {
-                let value = change.value.as_ref()?;
-                let position = DataPosition::parse(value.as_bytes())?;
-                self.entered.entry(phase).or_default().insert(node, position);
+                let value = change.value.clone()?;
+                self.entered.entry(phase).or_default().insert(node, value);
                 None
             }
             TagKey::Released { .. } | TagKey::Entry { .. } => None,
@@ -115,6 +125,7 @@ impl<'a> Commits<'a> {
             self.is_not_numbered(record.id),
             self.is_not_unanimous(&record),
             self.is_not_next(&record),
+            self.is_not_held(&record),
         ];
         for text in found.into_iter().flatten() {
             report.breaks(at, Rule::Commits, format!("commit {}: {text}", record.id));
@@ -134,7 +145,7 @@ impl<'a> Commits<'a> {
 
     /// The commits of a round are numbered from 0 without gaps.
     fn is_not_numbered(&self, id: CommitId) -> Option<String> {
-        let next = match self.last.map(|last| last.id) {
+        let next = match self.last.as_ref().map(|last| last.id) {
             Some(last) if last.round == self.number() => Phase(last.phase.0.saturating_add(1)),
             Some(_) | None => Phase(0),
         };
@@ -146,7 +157,10 @@ impl<'a> Commits<'a> {
     fn is_not_unanimous(&self, record: &CommitRecord) -> Option<String> {
         let empty = BTreeMap::new();
         let entered = self.entered.get(&record.id.phase).unwrap_or(&empty);
-        let has_it = |member: &&MemberRecord| entered.get(&member.node) == Some(&record.position);
+        let has_it = |member: &&MemberRecord| {
+            let passed = entered.get(&member.node);
+            passed.is_some_and(|passed| self.is_dynamic() || is_position(passed, record.position))
+        };
         let (have, members) = (self.members().filter(has_it).count(), self.members().count());
         (have != members).then(|| format!("{have} of {members} members have this state"))
     }
@@ -154,18 +168,23 @@ impl<'a> Commits<'a> {
     /// A commit follows the last one by records that were not used before; the first of a round is the last one, or an
     /// earlier one if none of those that had the last one is left.
     fn is_not_next(&self, record: &CommitRecord) -> Option<String> {
-        let (last, next) = (self.last?, record.position);
+        let (last, next) = (self.last.as_ref()?, record.position);
         let records = self.records;
         if records < next.used {
             return Some(format!("{} of {records} records are used", next.used));
         }
         if record.id.phase == Phase(0) {
             let is_held = |it: &MemberRecord| self.holders.contains(&(it.node, it.incarnation));
-            if next != last.position && self.members().any(is_held) {
+            let is_last = (next, &record.ahead) == (last.position, &last.ahead);
+            if !is_last && self.members().any(is_held) {
                 return Some(format!("a member has commit {}, which is another state", last.id));
             }
             let is_known = self.positions.contains(&(next.pass.0, next.used, next.seen));
-            return (!is_known).then(|| "its state is that of no commit".to_owned());
+            return (!is_known && !self.is_dynamic())
+                .then(|| "its state is that of no commit".to_owned());
+        }
+        if self.is_dynamic() {
+            return None;
         }
         let (from, to) = (self.total(last.position), self.total(next));
         let added = next.seen.checked_sub(last.position.seen).map(u128::from);
@@ -182,6 +201,19 @@ impl<'a> Commits<'a> {
         })
     }
 
+    /// If the order is dynamic, the state has seen what the members have used of what they were given.
+    fn is_not_held(&self, record: &CommitRecord) -> Option<String> {
+        let empty = BTreeMap::new();
+        let passed = self.entered.get(&record.id.phase).unwrap_or(&empty);
+        let not_next = || self.dealt.is_not_next(record, self.last.as_ref(), passed, self.records);
+        self.is_dynamic().then(not_next).flatten()
+    }
+
+    fn is_dynamic(&self) -> bool {
+        let data = self.round.as_ref().and_then(|round| round.data);
+        data.is_some_and(|data| data.order == RecordOrder::Dynamic)
+    }
+
     /// Returns the records of all passes up to a position.
     fn total(&self, position: DataPosition) -> u128 {
         u128::from(position.pass.0) * u128::from(self.records) + u128::from(position.used)
@@ -194,6 +226,10 @@ impl<'a> Commits<'a> {
     fn number(&self) -> Round {
         self.round.as_ref().map_or(Round(0), |round| round.round)
     }
+}
+
+fn is_position(passed: &str, position: DataPosition) -> bool {
+    DataPosition::parse(passed.as_bytes()) == Some(position)
 }
 
 fn shown(id: Option<CommitId>) -> String {

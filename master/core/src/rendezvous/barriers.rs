@@ -87,7 +87,7 @@ impl Rendezvous {
         }
         self.check_limits(tag, entries, data.len())?;
         let commit = match tag == COMMIT_TAG {
-            true => Some(self.commit_of(barrier, entries, &data, settings)?),
+            true => Some(self.commit_of(caller, barrier, entries, &data, settings)?),
             false => None,
         };
         let entered = Fact::Entered { round, tag: tag.clone(), phase, node: caller.node, data };

@@ -11,21 +11,25 @@
 //! [`COMMIT_TAG`]: steadfast_common::records::commits::COMMIT_TAG
 
 use steadfast_common::ids::Phase;
-use steadfast_common::records::commits::{CommitId, CommitRecord, DataPosition};
+use steadfast_common::records::commits::{CommitId, CommitRecord, DataPosition, RecordOrder};
 
 use super::state::{Entries, Rendezvous};
-use super::{BarrierId, Refusal, Settings};
+use super::{BarrierId, Caller, Refusal, Settings};
 
 impl Rendezvous {
     /// Returns the commit that a member with this state takes part in, if all do.
     pub(super) fn commit_of(
         &self,
+        caller: Caller,
         barrier: &BarrierId,
         entries: &Entries,
         data: &[u8],
         settings: &Settings,
     ) -> Result<CommitRecord, Refusal> {
         let records = settings.records.ok_or(Refusal::NoRecords)?;
+        if settings.order == RecordOrder::Dynamic {
+            return self.commit_of_progress(caller, barrier, entries, data, records);
+        }
         let own = DataPosition::parse(data).filter(|own| own.used <= records);
         let own = own.ok_or_else(|| {
             let what = String::from_utf8_lossy(data).into_owned();
@@ -41,11 +45,11 @@ impl Rendezvous {
                 _ => follows(last.position, own, records),
             };
             if !is_next {
-                return Err(Refusal::NotNext { given: own, last: *last });
+                return Err(Refusal::NotNext { given: own, last: Box::new(last.clone()) });
             }
         }
         let id = CommitId { round: barrier.round, phase: barrier.phase };
-        Ok(CommitRecord { id, position: own })
+        Ok(CommitRecord::new(id, own))
     }
 }
 

@@ -222,12 +222,18 @@ impl Rendezvous {
         });
         let (last, members) = (self.number(), members.collect());
         let commit = self.commit.as_ref().map(|commit| commit.id);
-        let data = settings.records.map(|records| RoundData { records, commit });
+        let order = settings.order;
+        let data = settings.records.map(|records| RoundData { records, order, commit });
         let record = RoundRecord { round: Round(last.0 + 1), members, world_size, data };
         let formed = Fact::Formed(Arc::new(record));
-        match last {
-            Round(0) => vec![formed],
-            round => vec![Fact::TagsDeleted { round }, formed],
+        let mut facts = match last {
+            Round(0) => Vec::new(),
+            round => vec![Fact::TagsDeleted { round }],
+        };
+        if !self.dealt.is_empty() {
+            facts.push(Fact::DealtDeleted { round: last });
         }
+        facts.push(formed);
+        facts
     }
 }

@@ -22,6 +22,7 @@
 
 mod barriers;
 mod commits;
+mod dealing;
 mod ending;
 mod gathering;
 mod membership;
@@ -33,11 +34,13 @@ mod state;
 mod tests;
 
 use steadfast_common::ids::{Incarnation, NodeId};
+use steadfast_common::records::commits::RecordOrder;
 use steadfast_common::records::rendezvous::NodeRange;
 
 pub use barriers::{
     BarrierId, EndedBy, Outcome, TAG_BYTES_MAX, TAGS_MAX, VALUE_BYTES_MAX, VALUES_BYTES_MAX,
 };
+pub use dealing::{DealTerms, Held};
 pub use gathering::{FACTS_MAX, Timers};
 pub use membership::{Directive, JoinTerms, KNOWN_MAX, Name, Names};
 pub use recovery::InvalidRecord;
@@ -54,6 +57,8 @@ pub struct Settings {
     pub join_timeout_ms: u64,
     /// The number of records of a pass, if commits count them.
     pub records: Option<u64>,
+    /// Says how they are dealt to workers.
+    pub order: RecordOrder,
 }
 
 /// The sender of a request.

@@ -2,6 +2,7 @@
 
 use steadfast_common::ids::{NodeId, Phase, Round};
 use steadfast_common::records::commits::CommitId;
+use steadfast_common::records::ranges::{NUMBER_MAX, Ranges};
 use steadfast_common::records::rendezvous::{NodeState, SLOTS_MAX};
 
 use super::state::{Fact, Rendezvous};
@@ -20,6 +21,12 @@ pub enum InvalidRecord {
     Round(Round),
     #[error("tag `{tag}` was released in phase {phase}")]
     Phase { tag: String, phase: Phase },
+    #[error(
+        "node {node} was given {total} records, which are fewer than those that it holds, or too many"
+    )]
+    Dealt { node: NodeId, total: u64 },
+    #[error("node {node} was given records that another one holds as well")]
+    DealtTwice { node: NodeId },
     #[error("the last commit is {id}, and the last round is {last}")]
     Commit { id: CommitId, last: Round },
     #[error("the shared state has the token {0}")]
@@ -37,6 +44,9 @@ impl Rendezvous {
             check(&fact)?;
             state.evolve(&fact);
         }
+        // Facts in another order lead to the same state.
+        state.follow_taken();
+        state.check_dealt()?;
         state.check_nodes()?;
         state.check_last_commit()?;
         Ok(state)
@@ -50,6 +60,18 @@ impl Rendezvous {
             }
             Some(_) | None => Ok(()),
         }
+    }
+
+    /// Checks that no record was given to two members.
+    fn check_dealt(&self) -> Result<(), InvalidRecord> {
+        let mut all = Ranges::default();
+        for (node, record) in &self.dealt {
+            if all.overlaps(&record.ranges) {
+                return Err(InvalidRecord::DealtTwice { node: *node });
+            }
+            all.add_all(&record.ranges);
+        }
+        Ok(())
     }
 
     /// Checks that each node can get what it asked for: a round would be formed again and again otherwise.
@@ -78,6 +100,11 @@ fn check(fact: &Fact) -> Result<(), InvalidRecord> {
         Fact::Released { tag, phase, .. } if COUNT_MAX < phase.0 => {
             Err(InvalidRecord::Phase { tag: tag.clone(), phase: *phase })
         }
+        Fact::Dealt { node, record, .. }
+            if record.total < record.ranges.count() || NUMBER_MAX < record.total =>
+        {
+            Err(InvalidRecord::Dealt { node: *node, total: record.total })
+        }
         Fact::Shared(record) if COUNT_MAX < record.token => Err(InvalidRecord::Token(record.token)),
         Fact::Node { .. }
         | Fact::Removed { .. }
@@ -86,6 +113,8 @@ fn check(fact: &Fact) -> Result<(), InvalidRecord> {
         | Fact::Entered { .. }
         | Fact::Released { .. }
         | Fact::EntriesDeleted { .. }
+        | Fact::Dealt { .. }
+        | Fact::DealtDeleted { .. }
         | Fact::Committed(_)
         | Fact::Shared(_)
         | Fact::Ended(_) => Ok(()),

@@ -2,7 +2,7 @@
 
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{NodeId, Phase, Round};
-use steadfast_common::records::commits::{CommitRecord, DataPosition};
+use steadfast_common::records::commits::{CommitId, CommitRecord, DataPosition};
 
 use super::Caller;
 
@@ -53,7 +53,29 @@ pub enum Refusal {
          and is at record {} of pass {}",
         given.seen, given.used, given.pass, last.id, last.position.seen, last.position.used, last.position.pass
     )]
-    NotNext { given: DataPosition, last: CommitRecord },
+    NotNext { given: DataPosition, last: Box<CommitRecord> },
+    #[error("the order of the job's records is fixed, so none are dealt (`order` of the job file)")]
+    NotDealt,
+    #[error("the workers of round {round} have not said yet which state they begin with")]
+    NotBegun { round: Round },
+    #[error(
+        "the node holds {limit} ranges of records that no commit has seen, which is the limit; commit more often"
+    )]
+    TooManyRanges { limit: usize },
+    #[error("a member passes {what}, which is no progress for commit {id}")]
+    Progress { what: String, id: CommitId },
+    #[error(
+        "this node's workers begin with the state of number {own}, and those of another member with that of {other}: \
+         all begin with the same"
+    )]
+    OtherState { own: u64, other: u64 },
+    #[error(
+        "it is not known which records the state of number {state} has seen: it is not that of the last commit, and says \
+         no earlier one; remove its file to begin anew"
+    )]
+    OldState { state: u64 },
+    #[error("node {node} has used records that it does not hold")]
+    NotHeld { node: NodeId },
     #[error(
         "the data of tag `{tag}` would have {given} bytes; {limit} are allowed for all nodes together"
     )]
@@ -65,17 +87,24 @@ impl Refusal {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Unknown(_) => ErrorKind::NotFound,
-            Self::NodeRange { .. } | Self::OtherPosition { .. } | Self::NotNext { .. } => {
-                ErrorKind::Conflict
-            }
+            Self::NodeRange { .. }
+            | Self::OtherPosition { .. }
+            | Self::OtherState { .. }
+            | Self::OldState { .. }
+            | Self::NotHeld { .. }
+            | Self::NotNext { .. } => ErrorKind::Conflict,
+            Self::NotBegun { .. } => ErrorKind::NotYet,
             Self::Address { .. }
             | Self::Slots { .. }
             | Self::NoRecords
+            | Self::NotDealt
             | Self::Position { .. }
+            | Self::Progress { .. }
             | Self::TagLength { .. }
             | Self::TagCharacters { .. } => ErrorKind::Invalid,
             Self::Over | Self::NotMember { .. } | Self::FuturePhase { .. } => ErrorKind::Stale,
             Self::TooManyNodes { .. }
+            | Self::TooManyRanges { .. }
             | Self::TooManyTags { .. }
             | Self::ValueTooLarge { .. }
             | Self::ValuesTooLarge { .. } => ErrorKind::TooLarge,

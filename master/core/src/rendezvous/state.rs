@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use steadfast_common::ids::{Incarnation, NodeId, Phase, Round};
 use steadfast_common::records::ResultRecord;
-use steadfast_common::records::commits::CommitRecord;
+use steadfast_common::records::commits::{CommitRecord, DealtRecord};
+use steadfast_common::records::ranges::Ranges;
 use steadfast_common::records::rendezvous::{
     MemberRecord, NodeRecord, NodeState, RoundRecord, SharedRecord,
 };
@@ -27,6 +28,10 @@ pub enum Fact {
     Released { round: Round, tag: String, phase: Phase },
     /// The entries of a phase were deleted: all members have entered the next one.
     EntriesDeleted { round: Round, tag: String, phase: Phase },
+    /// A member was given records.
+    Dealt { round: Round, node: NodeId, record: Arc<DealtRecord> },
+    /// All that the members of a round that is over were given was deleted.
+    DealtDeleted { round: Round },
     /// All members have the same state, which has seen these records.
     Committed(Arc<CommitRecord>),
     /// The shared state was replaced.
@@ -46,6 +51,11 @@ pub struct Rendezvous {
     pub(super) index: Index,
     /// The last commit that was decided.
     pub(super) commit: Option<Arc<CommitRecord>>,
+    /// Holds what the members of the last round were given.
+    pub(super) dealt: BTreeMap<NodeId, Arc<DealtRecord>>,
+    /// The records that cannot be dealt, behind the first one that the last commit has not seen. They follow from the
+    /// other fields, once a commit of the last round has been decided.
+    pub(super) taken: Ranges,
     pub(super) shared: Option<Arc<SharedRecord>>,
     ended: Option<Arc<ResultRecord>>,
 }
@@ -120,6 +130,11 @@ impl Rendezvous {
                 self.rebuild_index();
             }
             Fact::TagsDeleted { .. } => self.tags.clear(),
+            Fact::Dealt { node, record, .. } => {
+                self.taken.add_all(&record.ranges);
+                self.dealt.insert(*node, Arc::clone(record));
+            }
+            Fact::DealtDeleted { .. } => self.dealt.clear(),
             Fact::Entered { tag, phase, node, data, .. } => {
                 let tag = self.tags.entry(tag.clone()).or_default();
                 let entries = tag.phases.entry(*phase).or_default();
@@ -132,7 +147,10 @@ impl Rendezvous {
             Fact::EntriesDeleted { tag, phase, .. } => {
                 self.tags.entry(tag.clone()).or_default().phases.remove(phase);
             }
-            Fact::Committed(record) => self.commit = Some(Arc::clone(record)),
+            Fact::Committed(record) => {
+                self.commit = Some(Arc::clone(record));
+                self.follow_taken();
+            }
             Fact::Shared(record) => self.shared = Some(Arc::clone(record)),
             Fact::Ended(record) => self.ended = Some(Arc::clone(record)),
         }

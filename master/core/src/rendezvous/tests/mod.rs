@@ -3,6 +3,7 @@
 
 mod barriers;
 mod commits;
+mod dealing;
 mod ending;
 mod interleavings;
 mod large;
@@ -15,6 +16,7 @@ mod world;
 use std::sync::Arc;
 
 use steadfast_common::ids::{Incarnation, Millis, NodeId, Phase, Round};
+use steadfast_common::records::commits::RecordOrder;
 use steadfast_common::records::rendezvous::{AgentRecord, NodeRange, RoundRecord, Runner};
 use uuid::Uuid;
 
@@ -27,7 +29,7 @@ const LAST_CALL_MS: u64 = 30_000;
 fn settings(min: u32, max: u32) -> Settings {
     let nodes = NodeRange::new(min, max).unwrap();
     let (last_call_ms, join_timeout_ms) = (LAST_CALL_MS, JOIN_TIMEOUT_MS);
-    Settings { nodes, last_call_ms, join_timeout_ms, records: None }
+    Settings { nodes, last_call_ms, join_timeout_ms, records: None, order: RecordOrder::Fixed }
 }
 
 fn id(node: usize) -> NodeId {

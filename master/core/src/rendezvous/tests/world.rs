@@ -98,6 +98,10 @@ fn store(etcd: &mut BTreeMap<String, Vec<u8>>, fact: &Fact) {
         Fact::EntriesDeleted { round, tag, phase } => {
             delete_prefix(etcd, &keys.entries_prefix(*round, tag, *phase));
         }
+        Fact::Dealt { round, node, record } => {
+            etcd.insert(keys.dealt(*round, *node), serde_json::to_vec(&**record).unwrap());
+        }
+        Fact::DealtDeleted { round } => delete_prefix(etcd, &keys.dealt_prefix(*round)),
         Fact::Committed(record) => {
             etcd.insert(keys.commit(), serde_json::to_vec(&**record).unwrap());
         }
