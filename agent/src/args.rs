@@ -165,8 +165,8 @@ pub struct DataArgs {
     /// Number of records of the data: commits then count each of them once in a pass (`records` of the job file).
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=RECORDS_MAX))]
     pub records: Option<u64>,
-    /// How the records are dealt: `fixed`, the same for each update whatever the workers, or `dynamic`, as they ask for
-    /// them (`order` of the job file).
+    /// Deals the records in this order: `fixed` uses the same ones for each update, whatever the workers, and `dynamic`
+    /// deals them as workers ask (`order` of the job file).
     #[arg(long, requires = "records", value_name = "ORDER", value_parser = orders())]
     pub order: Option<RecordOrder>,
 }

@@ -8,6 +8,7 @@
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
+use bytes::Bytes;
 use rustix::fs::{MemfdFlags, memfd_create};
 use steadfast_process::Failure;
 
@@ -33,6 +34,8 @@ pub(crate) struct Commit {
     pub path: String,
     pub number: u64,
     pub bytes: u64,
+    /// The record of the commit as JSON, if the order of records is dynamic and it is known.
+    pub record: Bytes,
 }
 
 impl CommitBuffer {
@@ -82,9 +85,9 @@ impl Commits {
     }
 
     /// Makes the candidate the last commit if it has the number of a commit that was decided; otherwise drops it.
-    pub fn settle(&mut self, decided: u64) {
+    pub fn settle(&mut self, decided: u64, record: Bytes) {
         if let Some(candidate) = self.candidate.take_if(|it| it.number == decided) {
-            self.last = Some(candidate);
+            self.last = Some(Commit { record, ..candidate });
         }
         self.candidate = None;
     }
@@ -113,13 +116,13 @@ mod tests {
         let mut commits = commits();
         let first = commits.begin();
         std::fs::write(&first, "one").unwrap();
-        commits.end(Commit { path: first.clone(), number: 1, bytes: 3 });
+        commits.end(Commit { path: first.clone(), number: 1, bytes: 3, record: Bytes::new() });
         let second = commits.begin();
         assert_ne!(first, second);
         std::fs::write(&second, "tw").unwrap();
         let last = commits.last().unwrap().clone();
         assert_eq!((last.number, std::fs::read(last.path).unwrap()), (1, b"one".to_vec()));
-        commits.end(Commit { path: second, number: 2, bytes: 2 });
+        commits.end(Commit { path: second, number: 2, bytes: 2, record: Bytes::new() });
         assert_eq!(commits.begin(), first);
     }
 
@@ -129,18 +132,18 @@ mod tests {
         let mut commits = commits();
         let written = |commits: &mut Commits, number| {
             let path = commits.begin();
-            commits.propose(Commit { path, number, bytes: 3 });
+            commits.propose(Commit { path, number, bytes: 3, record: Bytes::new() });
         };
         let last = |commits: &Commits| commits.last().map(|it| it.number);
         written(&mut commits, 1);
         assert_eq!(last(&commits), None);
-        commits.settle(1);
+        commits.settle(1, Bytes::new());
         assert_eq!(last(&commits), Some(1));
         // The workers of another node died before they had this one.
         written(&mut commits, 2);
-        commits.settle(1);
+        commits.settle(1, Bytes::new());
         assert_eq!(last(&commits), Some(1));
-        commits.settle(2);
+        commits.settle(2, Bytes::new());
         assert_eq!(last(&commits), Some(1), "its buffer may be overwritten already");
     }
 
@@ -148,11 +151,16 @@ mod tests {
     fn a_commit_of_another_file_or_an_older_one_does_not_count() {
         let mut commits = commits();
         let path = commits.begin();
-        commits.end(Commit { path: "/etc/passwd".to_owned(), number: 9, bytes: 3 });
+        commits.end(Commit {
+            path: "/etc/passwd".to_owned(),
+            number: 9,
+            bytes: 3,
+            record: Bytes::new(),
+        });
         assert_eq!(commits.last(), None);
-        commits.end(Commit { path: path.clone(), number: 2, bytes: 3 });
+        commits.end(Commit { path: path.clone(), number: 2, bytes: 3, record: Bytes::new() });
         let path = commits.begin();
-        commits.end(Commit { path, number: 1, bytes: 3 });
+        commits.end(Commit { path, number: 1, bytes: 3, record: Bytes::new() });
         assert_eq!(commits.last().map(|it| it.number), Some(2));
     }
 }

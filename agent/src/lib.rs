@@ -27,6 +27,7 @@ mod notices;
 mod ports;
 mod processes;
 mod program;
+mod record_lists;
 mod rounds;
 mod run;
 mod streams;

@@ -5,6 +5,7 @@ use std::convert::Infallible;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures::FutureExt;
 use steadfast_agent_core::round::{
     self, Action, Answer, End, Group, Input, Limits, Next, Over, RoundMachine, View,
@@ -221,6 +222,7 @@ impl Agent<'_> {
         let mut answering =
             std::pin::pin!(answer_suspicions(&self.service, session, round, report, lease_ttl));
         let mut deciding = std::pin::pin!(decide_commits(&self.service, session));
+        let mut dealing = std::pin::pin!(deal_records(&self.service, session, round));
         let mut check = interval(HANG_CHECK);
         let mut told = self.service.subscribe();
         let surroundings = Surroundings { args: self.args, counts, service: &self.service };
@@ -250,6 +252,7 @@ impl Agent<'_> {
                         _ = told.changed() => Input::Look,
                         never = &mut answering => match never {},
                         never = &mut deciding => match never {},
+                        never = &mut dealing => match never {},
                         () = sleep_until(begun + deadline) => Input::Look,
                         _ = check.tick(), if self.args.hang_timeout.is_some() => Input::Look,
                     }
@@ -372,11 +375,21 @@ async fn answer_suspicions(
 /// Decides the commits of the workers together with the other nodes, one after the other.
 async fn decide_commits(service: &WorkerService, session: &NodeSession) -> Infallible {
     loop {
-        let (id, position) = service.until_proposed().await;
+        let (id, data) = service.until_proposed().await;
+        let data = Bytes::from(data);
         let outcome = loop {
-            let data = position.to_json().into();
-            match session.enter(id.round, COMMIT_TAG, id.phase, data).await {
-                Ok(Entered::Released(_)) => break CommitOutcome::Decided,
+            match session.enter(id.round, COMMIT_TAG, id.phase, data.clone()).await {
+                Ok(Entered::Released(_)) if !service.is_dynamic() => {
+                    break CommitOutcome::Decided(Bytes::new());
+                }
+                Ok(Entered::Released(_)) => match session.last_commit().await {
+                    Ok(Some(last)) if last.id == id => {
+                        let record = serde_json::to_vec(&last).expect("a commit is plain data");
+                        break CommitOutcome::Decided(record.into());
+                    }
+                    Ok(_) => break CommitOutcome::Over,
+                    Err(_) => sleep(ANSWER_RETRY).await,
+                },
                 Ok(Entered::Ended(_)) => break CommitOutcome::Over,
                 Ok(Entered::Waits(_)) => {}
                 Err(NodeError::Coord(_)) => sleep(ANSWER_RETRY).await,
@@ -390,6 +403,25 @@ async fn decide_commits(service: &WorkerService, session: &NodeSession) -> Infal
             }
         };
         service.conclude(id, outcome);
+    }
+}
+
+/// Gets records for the workers from the master, when they need some.
+async fn deal_records(service: &WorkerService, session: &NodeSession, round: Round) -> Infallible {
+    loop {
+        let (total, wish) = service.until_wanted().await;
+        let dealt = match session.deal(round, total, wish).await {
+            Ok(dealt) => Ok(dealt),
+            Err(error) => match error.kind() {
+                // The round is over, which the loop that watches it finds, or its workers have not begun.
+                ErrorKind::Stale | ErrorKind::NotYet | ErrorKind::Unavailable => {
+                    sleep(ANSWER_RETRY).await;
+                    continue;
+                }
+                kind => Err((kind, error.to_string())),
+            },
+        };
+        service.deal(round, dealt);
     }
 }
 

@@ -2,13 +2,17 @@
 //! round in the same process; others are restarted.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use bytes::Bytes;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Pass, Phase, Round};
-use steadfast_common::records::commits::{CommitId, DataPosition};
-use steadfast_elastic_client::Change;
+use steadfast_common::records::commits::{
+    BegunState, CommitId, DataPosition, Progress, RecordOrder,
+};
+use steadfast_elastic_client::{Change, DealtRecords, RecordsWish};
 use steadfast_host::random;
 use steadfast_host::task::Task;
 use steadfast_host::time::{Instant, timeout};
@@ -18,9 +22,10 @@ use steadfast_proto::v1::decide_commit_reply::Outcome;
 use steadfast_proto::v1::worker_server::{Worker, WorkerServer};
 use steadfast_proto::v1::{
     BeginCommitReply, BeginCommitRequest, ChangesReply, ChangesRequest, DecideCommitReply,
-    DecideCommitRequest, EndCommitReply, EndCommitRequest, LastCommitReply, LastCommitRequest,
-    MemberChange, NextRoundReply, NextRoundRequest, ProgressReply, ProgressRequest, SuspectReply,
-    SuspectRequest, WorkerAssignment, next_round_reply, suspect_reply,
+    DecideCommitRequest, EndCommitReply, EndCommitRequest, FetchRecordsReply, FetchRecordsRequest,
+    LastCommitReply, LastCommitRequest, MemberChange, NextRoundReply, NextRoundRequest,
+    ProgressReply, ProgressRequest, RecordRange, SuspectReply, SuspectRequest, WorkerAssignment,
+    next_round_reply, suspect_reply,
 };
 use steadfast_proto::{WorkerToken, access, status};
 use subtle::ConstantTimeEq;
@@ -31,6 +36,7 @@ use tonic::{Request, Response, Status};
 
 use crate::commits::{Commit, CommitBuffer, Commits};
 use crate::environment::RoundPlacement;
+use crate::record_lists::{Fetch, Fetched, RecordLists};
 
 /// Maximum time that a call may block. Workers repeat it.
 const WAIT_MAX: Duration = Duration::from_secs(10);
@@ -78,6 +84,9 @@ struct State {
     progress: Option<Instant>,
     commits: Commits,
     commit: Deciding,
+    records: RecordLists,
+    /// Says why the node gets no records, if the master refuses them.
+    no_records: Option<(ErrorKind, String)>,
 }
 
 /// A worker's question whether another worker explains a failed operation.
@@ -108,6 +117,8 @@ impl WorkerService {
                 progress: None,
                 commits: Commits::new(buffers),
                 commit: Deciding::default(),
+                records: RecordLists::default(),
+                no_records: None,
             }),
             changed: watch::Sender::new(0),
             reason,
@@ -130,9 +141,11 @@ impl WorkerService {
     pub fn begin(&self, placement: &RoundPlacement) {
         self.change(|state| {
             if let Some(data) = placement.record.data {
-                state.commits.settle(data.commit.unwrap_or_default().number());
+                let last = data.commit.unwrap_or_default().number();
+                state.commits.settle(last, Bytes::new());
             }
             state.commit = Deciding::default();
+            (state.records, state.no_records) = (RecordLists::default(), None);
             state.placement = Some(placement.clone());
             state.changes.clear();
             state.ready.clear();
@@ -211,13 +224,37 @@ impl WorkerService {
     }
 
     /// Waits until all workers of this node have a copy of their state for the next commit of the round; returns which
-    /// one that is, and what the state has seen.
-    pub async fn until_proposed(&self) -> (CommitId, DataPosition) {
+    /// one that is, and what the node passes to its barrier.
+    pub async fn until_proposed(&self) -> (CommitId, Vec<u8>) {
+        self.until(State::proposed).await
+    }
+
+    /// Returns whether the master deals records as nodes ask for them.
+    pub fn is_dynamic(&self) -> bool {
+        self.shared.lock().is_dynamic()
+    }
+
+    /// Waits until the workers of this node need records; returns how many it was given, and how many it asks for.
+    pub async fn until_wanted(&self) -> (u64, RecordsWish) {
+        self.until(|state| state.records.wish()).await
+    }
+
+    /// Gives the workers what the master has dealt to the node in a round, or tells them why it does not.
+    pub fn deal(&self, round: Round, dealt: Result<DealtRecords, (ErrorKind, String)>) {
+        self.change(|state| match dealt {
+            _ if state.round() != round => {}
+            Ok(dealt) => state.records.add(&dealt),
+            Err(refused) => state.no_records = Some(refused),
+        });
+    }
+
+    /// Waits until `look` finds something in the state.
+    async fn until<T>(&self, look: impl Fn(&State) -> Option<T>) -> T {
         let mut changes = self.subscribe();
         loop {
             changes.mark_unchanged();
-            if let Some(proposed) = self.shared.lock().proposed() {
-                return proposed;
+            if let Some(found) = look(&self.shared.lock()) {
+                return found;
             }
             // Not an error: `self` has the sender.
             let _ = changes.changed().await;
@@ -227,8 +264,9 @@ impl WorkerService {
     /// Tells the workers what became of a commit.
     pub fn conclude(&self, id: CommitId, outcome: CommitOutcome) {
         self.change(|state| {
-            if outcome == CommitOutcome::Decided {
-                state.commits.settle(id.number());
+            if let CommitOutcome::Decided(record) = &outcome {
+                state.commits.settle(id.number(), record.clone());
+                state.records.settle(&state.commit.places(id));
             }
             state.commit.concluded = Some((id, outcome));
         });
@@ -252,51 +290,100 @@ impl WorkerService {
 /// The commit that the workers of a node take part in.
 #[derive(Debug, Default)]
 struct Deciding {
-    /// Holds, by local rank, the commit for which a worker has a copy of its state, and the records that this has seen.
-    entered: BTreeMap<u32, (CommitId, DataPosition)>,
+    /// Holds, by local rank, the commit for which a worker has a copy of its state, and what this has seen.
+    entered: BTreeMap<u32, (CommitId, Reached)>,
     /// The last commit of the round of which the outcome is known.
     concluded: Option<(CommitId, CommitOutcome)>,
 }
 
-impl Deciding {
-    /// Notes that a worker has a copy of its state. All workers commit after the same update.
-    fn enter(&mut self, local_rank: u32, id: CommitId, position: DataPosition) {
-        let differs = |(other, at): &(CommitId, DataPosition)| *other == id && *at != position;
-        if let Some((_, other)) = self.entered.values().find(|it| differs(it)) {
-            let message = format!(
+/// Tells what the state of a worker has seen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Reached {
+    Position(DataPosition),
+    /// If the order is dynamic: the state with which the worker begins the round.
+    State(BegunState),
+    /// If the order is dynamic: the worker's list of records, up to this place.
+    Place(u64),
+}
+
+impl Reached {
+    /// Returns why the states of two workers of a node are not the same one, if they are not.
+    fn differs_from(&self, other: &Self) -> Option<String> {
+        match (self, other) {
+            (Self::Position(own), Self::Position(other)) if own != other => Some(format!(
                 "the state of a worker is at record {} of pass {}, and that of another one of its node at record {} \
                  of pass {}: all workers commit after the same update",
-                position.used, position.pass, other.used, other.pass
-            );
+                own.used, own.pass, other.used, other.pass
+            )),
+            (Self::State(own), Self::State(other)) if own.number != other.number => Some(format!(
+                "a worker begins with the state of number {}, and another one of its node with that of {}: all begin \
+                 with the same",
+                own.number, other.number
+            )),
+            (Self::Position(_) | Self::State(_) | Self::Place(_), _) => None,
+        }
+    }
+}
+
+impl Deciding {
+    /// Notes that a worker has a copy of its state. All workers commit after the same update.
+    fn enter(&mut self, local_rank: u32, id: CommitId, reached: Reached) {
+        let mut others = self.entered.values().filter(|(other, _)| *other == id);
+        if let Some(message) = others.find_map(|(_, other)| reached.differs_from(other)) {
             let refused = CommitOutcome::Refused { kind: ErrorKind::Conflict, message };
             self.concluded = Some((id, refused));
         }
-        self.entered.insert(local_rank, (id, position));
+        self.entered.insert(local_rank, (id, reached));
+    }
+
+    /// Returns the places that the states of a commit have reached in the lists of their workers, by local rank.
+    fn places(&self, id: CommitId) -> BTreeMap<u32, u64> {
+        let places = self.entered.iter().filter_map(|(local_rank, entered)| match entered {
+            (of, Reached::Place(place)) if *of == id => Some((*local_rank, *place)),
+            (_, Reached::Position(_) | Reached::State(_) | Reached::Place(_)) => None,
+        });
+        places.collect()
     }
 }
 
 /// The outcome of a commit, as far as this node knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum CommitOutcome {
-    Decided,
+    /// The bytes are the record of the commit as JSON, if the order of records is dynamic.
+    Decided(Bytes),
     /// The round is over. The next one says whether it was decided.
     Over,
     /// The master refuses it.
-    Refused {
-        kind: ErrorKind,
-        message: String,
-    },
+    Refused { kind: ErrorKind, message: String },
 }
 
 impl State {
-    /// Returns the commit for which each worker of this node has entered, unless its outcome is known.
-    fn proposed(&self) -> Option<(CommitId, DataPosition)> {
+    /// Returns the commit for which each worker of this node has entered, with what the node passes to its barrier, unless
+    /// its outcome is known.
+    fn proposed(&self) -> Option<(CommitId, Vec<u8>)> {
         let slots = self.placement.as_ref()?.own().slots;
         let mut entered = self.commit.entered.values();
-        let first = *entered.next()?;
+        let first = entered.next()?;
         let is_known = self.commit.concluded.as_ref().is_some_and(|(id, _)| first.0 <= *id);
         let is_complete = self.commit.entered.len() == slots as usize;
-        (is_complete && !is_known && entered.all(|other| other.0 == first.0)).then_some(first)
+        (is_complete && !is_known && entered.all(|other| other.0 == first.0))
+            .then(|| (first.0, self.passed(first.0, &first.1)))
+    }
+
+    /// Returns what the node passes to the barrier of a commit.
+    fn passed(&self, id: CommitId, reached: &Reached) -> Vec<u8> {
+        match reached {
+            Reached::Position(position) => position.to_json(),
+            Reached::State(state) => Progress::State(state.clone()).to_json(),
+            Reached::Place(_) => {
+                Progress::Used(self.records.used(&self.commit.places(id))).to_json()
+            }
+        }
+    }
+
+    fn is_dynamic(&self) -> bool {
+        let data = self.placement.as_ref().and_then(|placement| placement.record.data);
+        data.is_some_and(|data| data.order == RecordOrder::Dynamic)
     }
 
     /// Returns the outcome of a commit, if it is known. A worker of this node that has failed or left the round takes
@@ -306,7 +393,7 @@ impl State {
             return Some(CommitOutcome::Over);
         }
         match &self.commit.concluded {
-            Some((last, _)) if id < *last => return Some(CommitOutcome::Decided),
+            Some((last, _)) if id < *last => return Some(CommitOutcome::Decided(Bytes::new())),
             Some((last, outcome)) if id == *last => return Some(outcome.clone()),
             Some(_) | None => {}
         }
@@ -399,6 +486,7 @@ fn assignment(placement: &RoundPlacement, local_rank: u32) -> WorkerAssignment {
         master_addr: host.to_owned(),
         master_port: port.into(),
         records: data.map_or(0, |data| data.records),
+        is_dynamic: data.is_some_and(|data| data.order == RecordOrder::Dynamic),
         commit: data.and_then(|data| data.commit).unwrap_or_default().number(),
     }
 }
@@ -479,7 +567,7 @@ impl Worker for Service {
     ) -> Result<Response<EndCommitReply>, Status> {
         let EndCommitRequest { path, number, bytes } = request.into_inner();
         let mut state = self.0.lock();
-        let commit = Commit { path, number, bytes };
+        let commit = Commit { path, number, bytes, record: Bytes::new() };
         let is_counted = state.placement.as_ref().is_some_and(|it| it.record.data.is_some());
         match is_counted {
             true => state.commits.propose(commit),
@@ -497,6 +585,7 @@ impl Worker for Service {
             path: commit.path,
             number: commit.number,
             bytes: commit.bytes,
+            commit: commit.record,
         })))
     }
 
@@ -504,25 +593,82 @@ impl Worker for Service {
         &self,
         request: Request<DecideCommitRequest>,
     ) -> Result<Response<DecideCommitReply>, Status> {
-        let DecideCommitRequest { local_rank, round, phase, pass, used, seen, wait_ms } =
-            request.into_inner();
+        let request = request.into_inner();
+        let DecideCommitRequest { local_rank, round, phase, pass, used, seen, wait_ms, .. } =
+            request;
         self.connected(local_rank);
         let id = CommitId { round: Round(round), phase: Phase(phase) };
-        let position = DataPosition { pass: Pass(pass), used, seen };
+        let reached = match (self.0.lock().is_dynamic(), phase) {
+            (false, _) => Reached::Position(DataPosition { pass: Pass(pass), used, seen }),
+            (true, 0) => {
+                let commit = serde_json::from_slice(&request.commit).ok();
+                Reached::State(BegunState { number: request.state, commit })
+            }
+            (true, _) => Reached::Place(request.place),
+        };
         self.0.change(|state| {
             let slots = state.placement.as_ref().map_or(0, |placement| placement.own().slots);
             if local_rank < slots && state.round() == id.round {
-                state.commit.enter(local_rank, id, position);
+                state.commit.enter(local_rank, id, reached);
             }
         });
         let outcome = |state: &State| state.outcome(id).map(Some);
-        let outcome = match self.0.until(wait_ms, outcome, |_| None).await {
-            None => Outcome::Waiting,
-            Some(CommitOutcome::Decided) => Outcome::Decided,
-            Some(CommitOutcome::Over) => Outcome::Over,
+        let (outcome, commit) = match self.0.until(wait_ms, outcome, |_| None).await {
+            None => (Outcome::Waiting, Bytes::new()),
+            Some(CommitOutcome::Decided(record)) => (Outcome::Decided, record),
+            Some(CommitOutcome::Over) => (Outcome::Over, Bytes::new()),
             Some(CommitOutcome::Refused { kind, message }) => return Err(status(kind, message)),
         };
-        Ok(Response::new(DecideCommitReply { outcome: outcome.into() }))
+        Ok(Response::new(DecideCommitReply { outcome: outcome.into(), commit }))
+    }
+
+    async fn fetch_records(
+        &self,
+        request: Request<FetchRecordsRequest>,
+    ) -> Result<Response<FetchRecordsReply>, Status> {
+        let FetchRecordsRequest { local_rank, round, place, wanted, least, end, wait_ms } =
+            request.into_inner();
+        let fetch = Fetch { place, wanted, least, end };
+        let answer = |state: &mut State| {
+            let present = state.round().0;
+            let slots = state.placement.as_ref().map_or(0, |placement| placement.own().slots);
+            if round != 0 && round != present {
+                return Ok(Some((present, Fetched { ranges: Vec::new(), is_end: false })));
+            }
+            if slots <= local_rank {
+                let message =
+                    format!("the node has {slots} workers, and none of rank {local_rank}");
+                return Err(status(ErrorKind::Invalid, message));
+            }
+            if let Some((kind, message)) = state.no_records.clone() {
+                return Err(status(kind, message));
+            }
+            Ok(state.records.fetch(local_rank, fetch).map(|fetched| (present, fetched)))
+        };
+        let deadline = Instant::now() + Duration::from_millis(wait_ms.into()).min(WAIT_MAX);
+        let mut changes = self.0.changed.subscribe();
+        let (round, fetched) = loop {
+            changes.mark_unchanged();
+            let (found, wishes) = {
+                let mut state = self.0.lock();
+                let before = state.records.wish();
+                (answer(&mut state)?, before != state.records.wish())
+            };
+            if wishes {
+                self.0.changed.send_modify(|changes| *changes += 1);
+            }
+            match found {
+                Some(found) => break found,
+                None if timeout(deadline.remaining(), changes.changed()).await.is_err() => {
+                    let round = self.0.lock().round().0;
+                    break (round, Fetched { ranges: Vec::new(), is_end: false });
+                }
+                None => {}
+            }
+        };
+        let range = |range: &Range<u64>| RecordRange { start: range.start, end: range.end };
+        let ranges = fetched.ranges.iter().map(range).collect();
+        Ok(Response::new(FetchRecordsReply { round, ranges, is_end: fetched.is_end }))
     }
 
     async fn progress(

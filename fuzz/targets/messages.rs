@@ -66,7 +66,7 @@ const CHECKS: &[(&str, Check)] = checks! {
     ShareStateRequest ShareStateReply ElasticStatusRequest ElasticStatusReply ChangesRequest ChangesReply
     NextRoundRequest NextRoundReply BeginCommitRequest BeginCommitReply EndCommitRequest EndCommitReply
     LastCommitRequest LastCommitReply DecideCommitRequest DecideCommitReply ProgressRequest ProgressReply
-    DealRequest DealReply
+    DealRequest DealReply FetchRecordsRequest FetchRecordsReply
 };
 
 fn well_formed() -> Vec<Vec<u8>> {

@@ -30,7 +30,7 @@ pub fn access(path: &str) -> &'static [Role] {
         (
             "steadfast.v1.Worker",
             "Changes" | "NextRound" | "Suspect" | "BeginCommit" | "EndCommit" | "LastCommit"
-            | "DecideCommit" | "Progress",
+            | "DecideCommit" | "FetchRecords" | "Progress",
         ) => &[Trainer],
         ("steadfast.v1.Elastic", "ShutDown" | "ElasticStatus") => &[Trainer, Admin],
         ("steadfast.v1.Master", "ReportDamage") => &[Pserver],

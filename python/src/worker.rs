@@ -5,6 +5,7 @@ use std::io::Read;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use pyo3::exceptions::{PyOSError, PyTimeoutError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -17,8 +18,8 @@ use steadfast_net::{Channel, TlsIdentity};
 use steadfast_proto::WorkerToken;
 use steadfast_proto::v1::worker_client::WorkerClient;
 use steadfast_proto::v1::{
-    BeginCommitRequest, ChangesRequest, DecideCommitRequest, EndCommitRequest, LastCommitRequest,
-    NextRoundRequest, ProgressRequest, SuspectRequest, WorkerAssignment,
+    BeginCommitRequest, ChangesRequest, DecideCommitRequest, EndCommitRequest, FetchRecordsRequest,
+    LastCommitRequest, NextRoundRequest, ProgressRequest, SuspectRequest, WorkerAssignment,
     decide_commit_reply::Outcome, next_round_reply, suspect_reply::Verdict,
 };
 use tokio::runtime::Runtime;
@@ -46,6 +47,9 @@ const RETRY: Duration = Duration::from_millis(200);
 /// Bits of [`Worker::changes`].
 const REMOVED: u32 = 1;
 const ADDED: u32 = 2;
+
+/// Ranges of records: the first number of each, and the first one behind it.
+type Pairs = Vec<(u64, u64)>;
 
 /// Calls the agent, and shows its token.
 type Client = WorkerClient<InterceptedService<Channel, WorkerToken>>;
@@ -76,6 +80,7 @@ pub struct WorkerPlace {
     master_port: u32,
     records: u64,
     commit: u64,
+    is_dynamic: bool,
 }
 
 impl From<WorkerAssignment> for WorkerPlace {
@@ -92,6 +97,7 @@ impl From<WorkerAssignment> for WorkerPlace {
             master_port: wire.master_port,
             records: wire.records,
             commit: wire.commit,
+            is_dynamic: wire.is_dynamic,
         }
     }
 }
@@ -235,22 +241,52 @@ impl Worker {
         used: u64,
         seen: u64,
     ) -> PyResult<bool> {
-        let round = self.assignment.lock().expect("no holder panics").round;
+        let (pass, request) = (pass_number, DecideCommitRequest::default());
+        let request = DecideCommitRequest { phase, pass, used, seen, ..request };
+        Ok(self.decide(py, request)?.is_some())
+    }
+
+    /// Does the same in a job that deals its records to workers as they ask for them; returns what the commit has seen.
+    fn decide_dynamic_commit<'py>(
+        &self,
+        py: Python<'py>,
+        phase: u64,
+        place: u64,
+        number: u64,
+        record: Vec<u8>,
+    ) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let (state, commit) = (number, record.into());
+        let request = DecideCommitRequest { phase, place, state, commit, ..Default::default() };
+        Ok(self.decide(py, request)?.map(|record| PyBytes::new(py, &record)))
+    }
+
+    /// Returns what the commit that the agent keeps has seen; empty if that is unknown.
+    fn get_commit_record<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let mut client = self.client();
+        let last = async move { Ok(client.last_commit(LastCommitRequest {}).await?.into_inner()) };
+        Ok(PyBytes::new(py, &self.wait(py, CALL_TIMEOUT, last)?.commit))
+    }
+
+    /// Returns the present round, a part of this worker's list of records, and whether the list ends behind it.
+    fn fetch_records(
+        &self,
+        py: Python<'_>,
+        round: u64,
+        place: u64,
+        wanted: u64,
+        least: u64,
+        end: u64,
+    ) -> PyResult<(u64, Pairs, bool)> {
         let (mut client, local_rank) = (self.client(), self.local_rank);
         let wait_ms = WAIT.as_millis() as u32;
-        let pass = pass_number;
-        let request = DecideCommitRequest { local_rank, round, phase, pass, used, seen, wait_ms };
-        let deciding = async move {
-            loop {
-                let reply = client.decide_commit(request).await;
-                match reply.map_err(CallError::of_decision)?.into_inner().outcome() {
-                    Outcome::Decided => return Ok(true),
-                    Outcome::Over => return Ok(false),
-                    Outcome::Waiting => {}
-                }
-            }
+        let request = FetchRecordsRequest { local_rank, round, place, wanted, least, end, wait_ms };
+        let fetching = async move {
+            let reply = client.fetch_records(request).await;
+            Ok(reply.map_err(CallError::of_decision)?.into_inner())
         };
-        self.wait(py, FAR, deciding)
+        let reply = self.wait(py, CALL_TIMEOUT, fetching)?;
+        let ranges = reply.ranges.iter().map(|range| (range.start, range.end)).collect();
+        Ok((reply.round, ranges, reply.is_end))
     }
 
     /// Reports that this worker proceeds.
@@ -264,6 +300,26 @@ impl Worker {
 impl Worker {
     fn client(&self) -> Client {
         self.client.clone()
+    }
+
+    /// Waits for the outcome of a commit of the present round; returns its record if it was decided.
+    fn decide(&self, py: Python<'_>, request: DecideCommitRequest) -> PyResult<Option<Bytes>> {
+        let round = self.assignment.lock().expect("no holder panics").round;
+        let (mut client, local_rank) = (self.client(), self.local_rank);
+        let wait_ms = WAIT.as_millis() as u32;
+        let request = DecideCommitRequest { local_rank, round, wait_ms, ..request };
+        let deciding = async move {
+            loop {
+                let reply = client.decide_commit(request.clone()).await;
+                let reply = reply.map_err(CallError::of_decision)?.into_inner();
+                match reply.outcome() {
+                    Outcome::Decided => return Ok(Some(reply.commit)),
+                    Outcome::Over => return Ok(None),
+                    Outcome::Waiting => {}
+                }
+            }
+        };
+        self.wait(py, FAR, deciding)
     }
 
     fn wait<T: Send + 'static>(
@@ -293,7 +349,7 @@ impl CallError {
     /// Returns what an answer about a commit means: an error of the program, or of the connection to the agent.
     fn of_decision(status: Status) -> Self {
         match steadfast_proto::kind(&status) {
-            ErrorKind::Conflict | ErrorKind::Invalid => {
+            ErrorKind::Conflict | ErrorKind::Invalid | ErrorKind::TooLarge => {
                 let (kind, message) = (ErrorKind::Invalid, status.message().to_owned());
                 Self::Node(NodeError::Rejected { kind, message })
             }

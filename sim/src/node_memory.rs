@@ -21,17 +21,33 @@ pub struct LastCommit {
     pub steps: u64,
 }
 
-impl LastCommit {
-    /// Reads what another node has passed to a barrier.
-    pub fn parse(data: &Bytes) -> Option<Self> {
-        let (number, steps) = std::str::from_utf8(data).ok()?.split_once(' ')?;
-        Some(Self { number: number.parse().ok()?, steps: steps.parse().ok()? })
+/// A commit that a node can begin a round with. Later ones are larger.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct KnownCommit {
+    pub commit: LastCommit,
+    /// The record of the commit as JSON, if the order of records is dynamic and the node knows it.
+    pub record: String,
+}
+
+impl From<LastCommit> for KnownCommit {
+    fn from(commit: LastCommit) -> Self {
+        Self { commit, record: String::new() }
     }
 }
 
-impl std::fmt::Display for LastCommit {
+impl KnownCommit {
+    /// Reads what another node has passed to a barrier.
+    pub fn parse(data: &Bytes) -> Option<Self> {
+        let mut parts = std::str::from_utf8(data).ok()?.splitn(3, ' ');
+        let mut number = || parts.next()?.parse().ok();
+        let commit = LastCommit { number: number()?, steps: number()? };
+        Some(Self { commit, record: parts.next()?.to_owned() })
+    }
+}
+
+impl std::fmt::Display for KnownCommit {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "{} {}", self.number, self.steps)
+        write!(formatter, "{} {} {}", self.commit.number, self.commit.steps, self.record)
     }
 }
 
@@ -57,6 +73,8 @@ struct Group {
     come: BTreeMap<ProcessId, u64>,
     /// The steps that the workers of all nodes have passed; absent until they have formed a group.
     passed: Option<u64>,
+    /// The commit that they began with.
+    begun: LastCommit,
     is_broken_up: bool,
 }
 
@@ -100,6 +118,20 @@ impl NodeMemory {
         self.until(round, have_come).await
     }
 
+    /// Notes that the workers of all nodes have formed a group, which begins with a commit.
+    pub fn begin(&self, round: Round, begun: LastCommit) {
+        self.0.send_modify(|memory| {
+            if memory.group.round == round {
+                (memory.group.begun, memory.group.passed) = (begun, Some(begun.steps));
+            }
+        });
+    }
+
+    /// Waits until the workers of all nodes have formed a group; returns the commit that they begin with.
+    pub async fn until_begun(&self, round: Round) -> Result<LastCommit, BrokenUp> {
+        self.until(round, |group| group.passed.map(|_| group.begun)).await
+    }
+
     /// Notes how many steps the workers of all nodes have passed.
     pub fn pass(&self, round: Round, steps: u64) {
         self.0.send_modify(|memory| {
@@ -109,10 +141,9 @@ impl NodeMemory {
         });
     }
 
-    /// Waits until the workers of all nodes have formed a group and passed this many steps; returns how many they have
-    /// passed.
-    pub async fn until_passed(&self, round: Round, steps: u64) -> Result<u64, BrokenUp> {
-        self.until(round, |group| group.passed.filter(|passed| steps <= *passed)).await
+    /// Waits until the workers of all nodes have passed this many steps.
+    pub async fn until_passed(&self, round: Round, steps: u64) -> Result<(), BrokenUp> {
+        self.until(round, |group| group.passed.filter(|passed| steps <= *passed).map(drop)).await
     }
 
     async fn until<T>(

@@ -453,12 +453,13 @@ impl<'a> Run<'a> {
 
     /// Compares the last commit with all records of all passes, which the final state has seen once each.
     fn commit_mismatch(&self, job: &ElasticJob) -> Option<String> {
-        let due = job.position(job.steps)?;
+        let due = job.last_position()?;
         let server = self.scene.etcd.server()?;
         let stored = server.get(self.scene.cluster.keys().commit().as_bytes());
         let stored = stored.and_then(|entry| entry.value);
         let found = stored.and_then(|it| serde_json::from_slice::<CommitRecord>(&it).ok());
-        let is_right = found.as_ref().is_some_and(|found| found.position == due);
+        let is_right =
+            found.as_ref().is_some_and(|found| found.position == due && found.ahead.is_empty());
         (!is_right).then(|| format!("the last commit is {found:?}; expected is {due:?}"))
     }
 

@@ -24,15 +24,16 @@ use steadfast_proto::v1::decide_commit_reply::Outcome;
 use steadfast_proto::v1::suspect_reply::Verdict;
 use steadfast_proto::v1::worker_client::WorkerClient;
 use steadfast_proto::v1::{
-    BeginCommitRequest, ChangesRequest, DecideCommitRequest, EndCommitRequest, LastCommitRequest,
-    NextRoundRequest, ProgressRequest, SuspectRequest, WorkerAssignment, next_round_reply,
+    BeginCommitRequest, ChangesRequest, DecideCommitRequest, EndCommitRequest, FetchRecordsReply,
+    FetchRecordsRequest, LastCommitRequest, NextRoundRequest, ProgressRequest, SuspectRequest,
+    WorkerAssignment, next_round_reply,
 };
 use tonic::Status;
 use tonic::service::interceptor::InterceptedService;
 
 use crate::checks::Observed;
 use crate::net::Machine;
-use crate::node_memory::{BrokenUp, LastCommit, NodeMemory};
+use crate::node_memory::{BrokenUp, KnownCommit, LastCommit, NodeMemory};
 use crate::worker_barriers::{Barriers, RoundLost};
 use crate::workers::failed;
 use crate::workload::ElasticJob;
@@ -113,7 +114,10 @@ impl Worker {
             self.broken(format!("the variables of a worker are {:?}", start.variables));
             return failed("exit code 2");
         };
-        let mut life = Life { worker: &self, agent, commits: 0, barriers: None };
+        let begun = KnownCommit::default();
+        let (commits, place, counted, used) = (0, 0, 0, Vec::new());
+        let mut life =
+            Life { worker: &self, agent, commits, begun, place, counted, used, barriers: None };
         match self.job.uses_agent {
             true => life.rounds(start.local_rank).await,
             false => match self.place(&start) {
@@ -171,6 +175,13 @@ struct Life<'w> {
     agent: Client,
     /// Commits that the round has decided.
     commits: u64,
+    /// The commit that the round has begun with.
+    begun: KnownCommit,
+    /// The worker has used its list of records in the round up to here, and the last commit has counted it up to there.
+    place: u64,
+    counted: u64,
+    /// The records of the list that were used in the round.
+    used: Vec<u64>,
     /// Made by the first worker of a node.
     barriers: Option<Barriers>,
 }
@@ -267,6 +278,7 @@ impl Life<'_> {
                 return Ok(self.failure());
             }
             sleep(Duration::from_millis(random::seed() % STEP_MS)).await;
+            self.use_records(place, step + 1).await?;
             self.step(place, record.as_ref(), first, step).await?;
         }
         // Workers end one after the other, such as after they have written a model; until then they can fail.
@@ -315,7 +327,8 @@ impl Life<'_> {
         Ok(Some(record))
     }
 
-    /// Forms the group of the workers; returns the steps of the newest commit.
+    /// Forms the group of the workers; returns the steps of the newest commit, or, if the order of records is dynamic, of
+    /// the newest one of which it is known what it has seen.
     async fn begin(
         &mut self,
         place: &WorkerAssignment,
@@ -323,20 +336,25 @@ impl Life<'_> {
     ) -> Result<u64, CollectiveFailed> {
         let (round, memory) = (Round(place.round), &self.worker.memory);
         let newest = match record {
-            None => memory.until_passed(round, 0).await?,
+            None => memory.until_begun(round).await?.into(),
             Some(record) => {
                 memory.until_come(round, place.local_world_size, 0).await?;
                 let own = self.last_commit().await.map_err(|_| CollectiveFailed)?;
+                let is_last = own.commit.number == place.commit;
+                let is_known = !place.is_dynamic || is_last || !own.record.is_empty();
+                let own = if is_known { own } else { KnownCommit::default() };
                 let entries = self.enter(record, BEGIN_TAG, 0, own).await?;
-                let newest = entries.iter().filter_map(LastCommit::parse).max();
-                let LastCommit { steps, .. } = newest.unwrap_or_default();
-                memory.pass(round, steps);
-                steps
+                let newest = entries.iter().filter_map(KnownCommit::parse).max();
+                let newest = newest.unwrap_or_default();
+                memory.begin(round, newest.commit);
+                newest
             }
         };
-        self.commits = 0;
-        self.decide(place, newest).await?;
-        Ok(newest)
+        let steps = newest.commit.steps;
+        (self.commits, self.place, self.counted, self.begun) = (0, 0, 0, newest);
+        self.used.clear();
+        self.decide(place, steps).await?;
+        Ok(steps)
     }
 
     /// Passes a step together with the workers of all nodes.
@@ -370,6 +388,73 @@ impl Life<'_> {
         self.decide(place, step + 1).await
     }
 
+    /// Uses some records, and all that are left in the last step, if the order of records is dynamic.
+    async fn use_records(
+        &mut self,
+        place: &WorkerAssignment,
+        steps: u64,
+    ) -> Result<(), CollectiveFailed> {
+        let job = &self.worker.job;
+        if !place.is_dynamic {
+            return Ok(());
+        }
+        let is_last = steps == job.steps;
+        let wanted = match is_last {
+            true => u64::MAX,
+            false => random::seed() % (job.records_of_step + 1),
+        };
+        if random::seed().is_multiple_of(4) {
+            // A process of a loader reads what another one has read, and reads ahead.
+            let again = self.counted + random::seed() % (self.place - self.counted + 1);
+            let found = self.fetch(place, again, 2 * job.records_of_step).await?.0;
+            let known = &self.used[again as usize..];
+            if found.iter().zip(known).any(|(found, known)| found != known) {
+                let text = format!("{found:?} are records from place {again} of {:?}", self.used);
+                self.worker.broken(text);
+            }
+        }
+        let mut left = wanted;
+        while 0 < left {
+            let (records, is_end) = self.fetch(place, self.place, left.min(4)).await?;
+            let records = &records[..records.len().min(left as usize)];
+            self.used.extend(records);
+            self.place += records.len() as u64;
+            left -= records.len() as u64;
+            if is_end {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the records at a place of the worker's list, and whether it ends behind them.
+    async fn fetch(
+        &mut self,
+        of: &WorkerAssignment,
+        place: u64,
+        wanted: u64,
+    ) -> Result<(Vec<u64>, bool), CollectiveFailed> {
+        let (local_rank, round, wait_ms) = (of.local_rank, of.round, WAIT_MS);
+        let (least, end) = (1, self.worker.job.end());
+        let request = FetchRecordsRequest { local_rank, round, place, wanted, least, end, wait_ms };
+        loop {
+            let reply = self.agent.fetch_records(request).await.map_err(|status| {
+                if let ErrorKind::Conflict | ErrorKind::Invalid = steadfast_proto::kind(&status) {
+                    self.worker.broken(format!("records are refused: {}", status.message()));
+                }
+                CollectiveFailed
+            })?;
+            let FetchRecordsReply { round: present, ranges, is_end } = reply.into_inner();
+            if present != round {
+                return Err(CollectiveFailed);
+            }
+            if !ranges.is_empty() || is_end {
+                let records = ranges.iter().flat_map(|range| range.start..range.end);
+                return Ok((records.collect(), is_end));
+            }
+        }
+    }
+
     /// Commits a state together with all other workers, in a job whose records are counted.
     async fn decide(
         &mut self,
@@ -387,10 +472,20 @@ impl Life<'_> {
         if local_rank == 0 {
             self.commit(id.number(), steps).await.map_err(|_| CollectiveFailed)?;
         }
-        let (phase, pass, wait_ms) = (id.phase.0, pass.0, WAIT_MS);
-        let request = DecideCommitRequest { local_rank, round, phase, pass, used, seen, wait_ms };
+        let request = DecideCommitRequest {
+            local_rank,
+            round,
+            phase: id.phase.0,
+            pass: pass.0,
+            used,
+            seen,
+            wait_ms: WAIT_MS,
+            place: self.place,
+            state: self.begun.commit.number,
+            commit: Bytes::from(self.begun.record.clone()),
+        };
         loop {
-            let reply = self.agent.decide_commit(request).await.map_err(|status| {
+            let reply = self.agent.decide_commit(request.clone()).await.map_err(|status| {
                 if let ErrorKind::Conflict | ErrorKind::Invalid = steadfast_proto::kind(&status) {
                     self.worker.broken(format!("a commit is refused: {}", status.message()));
                 }
@@ -403,6 +498,7 @@ impl Life<'_> {
             }
         }
         self.commits += 1;
+        self.counted = self.place;
         Ok(())
     }
 
@@ -439,24 +535,27 @@ impl Life<'_> {
     }
 
     /// Returns the last commit of this node.
-    async fn last_commit(&mut self) -> Result<LastCommit, Status> {
+    async fn last_commit(&mut self) -> Result<KnownCommit, Status> {
         let Worker { memory, job, .. } = self.worker;
         if !job.uses_agent {
             let steps = memory.read_file();
-            return Ok(LastCommit { number: steps, steps });
+            return Ok(LastCommit { number: steps, steps }.into());
         }
         let last = self.agent.last_commit(LastCommitRequest {}).await?.into_inner();
         if last.path.is_empty() {
-            return Ok(LastCommit::default());
+            return Ok(KnownCommit::default());
         }
         let stored = memory.read(&last.path);
         match stored {
-            Some(stored) if stored.number == last.number => Ok(stored),
+            Some(commit) if commit.number == last.number => {
+                let record = String::from_utf8_lossy(&last.commit).into_owned();
+                Ok(KnownCommit { commit, record })
+            }
             Some(_) | None => {
                 let broken =
                     format!("the agent keeps commit {}, but {stored:?} is stored", last.number);
                 self.worker.broken(broken);
-                Ok(LastCommit::default())
+                Ok(KnownCommit::default())
             }
         }
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use steadfast_common::ids::Pass;
 use steadfast_common::job::elastic::ElasticSpec;
 use steadfast_common::job::spec;
-use steadfast_common::records::commits::DataPosition;
+use steadfast_common::records::commits::{DataPosition, RecordOrder};
 use steadfast_common::records::rendezvous::NodeRange;
 
 use crate::job::Job;
@@ -157,6 +157,9 @@ impl ElasticJob {
         // Other programs have no commits that are decided.
         spec.records = (uses_agent && rng.happens(0.6)).then(|| rng.between(1, 40));
         let (records_of_step, commit_every) = (rng.between(1, 12), rng.between(1, 3));
+        if spec.records.is_some() && rng.happens(0.5) {
+            spec.order = RecordOrder::Dynamic;
+        }
         Self {
             number,
             spec,
@@ -179,7 +182,7 @@ impl ElasticJob {
         (job.spec.nodes.min, job.spec.nodes.max) = (job.nodes.min(), job.nodes.max());
         (job.steps, job.failures) = (3, u64::MAX);
         (job.restarts_max, job.uses_agent) = (RESTARTS_ENOUGH, true);
-        job.spec.records = None;
+        (job.spec.records, job.spec.order) = (None, RecordOrder::Fixed);
         job
     }
 
@@ -190,6 +193,22 @@ impl ElasticJob {
         let (pass, in_pass) = (steps / of_pass, steps % of_pass);
         let used = (in_pass * self.records_of_step).min(records);
         Some(DataPosition { pass: Pass(pass as u32), used, seen: pass * records + used })
+    }
+
+    /// Returns the number of the first record that is not dealt, if the order is dynamic.
+    pub fn end(&self) -> u64 {
+        self.steps * self.records_of_step
+    }
+
+    /// Returns the position in the data of the final state, in a job whose records are counted.
+    pub fn last_position(&self) -> Option<DataPosition> {
+        match (self.spec.order, self.spec.records) {
+            (RecordOrder::Dynamic, Some(records)) => {
+                let (pass, used) = (self.end() / records, self.end() % records);
+                Some(DataPosition { pass: Pass(pass as u32), used, seen: self.end() })
+            }
+            (RecordOrder::Fixed | RecordOrder::Dynamic, _) => self.position(self.steps),
+        }
     }
 
     /// Returns whether the state after so many steps is committed.

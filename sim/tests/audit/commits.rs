@@ -18,7 +18,7 @@ fn between_commits() -> Vec<History> {
 }
 
 /// Returns histories of which the round has decided the last commit, and no member has entered the next one.
-fn between_commits_of(
+pub fn between_commits_of(
     order: RecordOrder,
     is_wanted: impl Fn(&History) -> bool,
 ) -> Vec<History> {
@@ -36,15 +36,15 @@ fn between_commits_of(
     })
 }
 
-fn last(history: &History) -> CommitRecord {
+pub fn last(history: &History) -> CommitRecord {
     history.value(&history.run.keys.commit()).expect("a commit was decided")
 }
 
-fn round(history: &History) -> RoundRecord {
+pub fn round(history: &History) -> RoundRecord {
     history.value(&history.run.keys.formed_round()).expect("a round was formed")
 }
 
-fn records(run: &Run) -> u64 {
+pub fn records(run: &Run) -> u64 {
     let Workload::Elastic(job) = &run.job else { panic!("an elastic job") };
     job.spec.records.expect("its records are counted")
 }
@@ -79,7 +79,7 @@ fn decide(history: &History, id: CommitId, position: DataPosition) -> Vec<Op> {
     ]
 }
 
-fn next_id(history: &History) -> CommitId {
+pub fn next_id(history: &History) -> CommitId {
     let CommitId { round, phase } = last(history).id;
     CommitId { round, phase: Phase(phase.0 + 1) }
 }
@@ -236,7 +236,7 @@ fn a_finished_job_has_seen_each_record_of_each_pass() {
     let mut finished = 0;
     for run in ELASTIC.iter() {
         let Workload::Elastic(job) = &run.job else { continue };
-        let Some(due) = job.position(job.steps) else { continue };
+        let Some(due) = job.last_position() else { continue };
         let history = History::whole(run);
         let report = history.check();
         let result: Option<ResultRecord> = history.value(&run.keys.result());
