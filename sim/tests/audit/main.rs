@@ -4,6 +4,7 @@
 
 mod commits;
 mod counts;
+mod dealt;
 mod evidence;
 mod findings;
 mod history;
