@@ -6,21 +6,25 @@
     dataset = steadfast.data.ElasticDataset(images, service)
     state = steadfast.elastic.TorchState(model=model, optimizer=optimizer, data=service)
 
-Loops over epochs use :class:`steadfast.elastic.ElasticSampler`; this is for loops over updates, which have none.
+Loops over epochs use :class:`steadfast.elastic.ElasticSampler`; this is for loops over updates, which have none. Workers
+of unequal speed use :class:`TaskDataset`, which needs PyTorch.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import Any, Dict, List, Mapping, Optional, Sized, Union
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sized, Union
 
 from .elastic._alike import Setting
 from .elastic._divided import Divided, Position
 from .elastic._membership import assignment
-from .elastic._order import check_order, order_of
+from .elastic._order import check_order, order_of, order_settings
 from .errors import InvalidError
 
-__all__ = ["DataShardService", "ElasticDataset"]
+if TYPE_CHECKING:
+    from ._task_dataset import TaskDataset
+
+__all__ = ["DataShardService", "ElasticDataset", "TaskDataset"]
 
 
 class DataShardService(Divided):
@@ -81,11 +85,7 @@ class DataShardService(Divided):
 
     def settings(self) -> List[Setting]:
         """Returns what decides which records each worker uses; the same on all of them."""
-        return [
-            Setting("numbers of records", self._records, "give all of them the same dataset"),
-            Setting("`shuffle`", int(self._shuffle), words=("False", "True")),
-            Setting("`seed`", self._seed),
-        ]
+        return order_settings(self._decides_order())
 
     def position(self, records: int) -> Position:
         """Returns the position as a job that counts records keeps it with each commit.
@@ -159,3 +159,11 @@ def _is_ahead() -> bool:
     """Returns whether this is a process of a loader."""
     torch_data = sys.modules.get("torch.utils.data")
     return torch_data is not None and torch_data.get_worker_info() is not None
+
+
+def __getattr__(name: str) -> Any:
+    if name == "TaskDataset":
+        from ._task_dataset import TaskDataset
+
+        return TaskDataset
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import NamedTuple, Optional, Protocol, Sequence, Tuple, Union
+from typing import List, NamedTuple, Optional, Protocol, Sequence, Tuple, Union
 
 from .. import _native
 from ..errors import InvalidError
 
-__all__ = ["ADDED", "REMOVED", "Agent", "Assignment", "Buffer", "SoloAgent", "agent"]
+__all__ = ["ADDED", "REMOVED", "Agent", "Assignment", "Buffer", "SoloAgent", "agent", "find_agent"]
 
 REMOVED = 1
 """Bit of :meth:`Agent.changes`: a member was removed."""
@@ -48,6 +48,8 @@ class Assignment(NamedTuple):
     """Number of records of a pass, of a job that counts them; otherwise 0."""
     commit: int = 0
     """Number of the last commit that was decided before the round; 0 if there is none."""
+    is_dynamic: bool = False
+    """Whether records are dealt to workers as they ask for them."""
 
 
 class Agent(Protocol):
@@ -101,6 +103,46 @@ class Agent(Protocol):
             InvalidError: The state of another worker has seen others, or this position cannot follow the last one.
         """
 
+    def get_commit_record(self) -> bytes:
+        """Returns what the commit that the agent keeps has seen, for :meth:`decide_dynamic_commit`; empty if unknown."""
+
+    def decide_dynamic_commit(self, phase: int, place: int, number: int, record: bytes) -> Optional[bytes]:
+        """Does what :meth:`decide_commit` does, in a job that deals its records to workers as they ask for them.
+
+        Args:
+            phase: How many commits the round has decided before.
+            place: How far this worker has used its list of records in the round.
+            number: In phase 0, the number of the commit that the round begins with; 0 if it begins anew.
+            record: In phase 0, what that commit has seen; empty if it is unknown, as it may be of the last one.
+
+        Returns:
+            What the commit has seen, if it counts.
+
+        Raises:
+            InvalidError: The workers do not begin with the same state, or with one of which it is not known what it has
+                seen.
+        """
+
+    def fetch_records(
+        self, round: int, place: int, wanted: int, least: int, end: int
+    ) -> Tuple[int, List[Tuple[int, int]], bool]:
+        """Returns a part of this worker's list of records in a round; can be called by any of its processes, again.
+
+        Args:
+            round: The round.
+            place: Where the part begins.
+            wanted: How many records it has at most.
+            least: How many it has at least, unless the list ends before.
+            end: The list has numbers below this; 0 means all.
+
+        Returns:
+            The present round, ranges of record numbers, and whether the list ends behind them. There are none if the
+            present round is another one, or if they are not there yet.
+
+        Raises:
+            InvalidError: The job deals no records.
+        """
+
     def progress(self) -> None:
         """Reports that this worker proceeds."""
 
@@ -139,6 +181,21 @@ class SoloAgent:
         """Returns that it is decided."""
         return True
 
+    def get_commit_record(self) -> bytes:
+        """Returns nothing."""
+        return b""
+
+    def decide_dynamic_commit(self, phase: int, place: int, number: int, record: bytes) -> Optional[bytes]:
+        """Returns that it is decided."""
+        return b""
+
+    def fetch_records(
+        self, round: int, place: int, wanted: int, least: int, end: int
+    ) -> Tuple[int, List[Tuple[int, int]], bool]:
+        """Returns all records in their order."""
+        last = place + wanted if end == 0 else min(place + wanted, end)
+        return self._round, [(place, last)] if place < last else [], end != 0 and end <= last
+
     def progress(self) -> None:
         """Does nothing."""
 
@@ -152,11 +209,16 @@ def agent() -> Agent:
     global _AGENT
     with _LOCK:
         if _AGENT is None:
-            _AGENT = _find()
+            _AGENT = find_agent()
         return _AGENT
 
 
-def _find() -> Agent:
+def find_agent() -> Agent:
+    """Connects to the agent of this process, also in one that the worker has forked.
+
+    Raises:
+        InvalidError: The environment is that of several workers, but no agent started this one.
+    """
     if os.environ.get(AGENT_VARIABLE):
         found: Agent = _native.Worker()
         return found

@@ -42,3 +42,14 @@ class Divided:
             f"the job counts records (`records = {records}`), and {type(self).__name__} does not; "
             "use an ElasticSampler or a DataShardService, or leave out `records`"
         )
+
+    def place(self, records: int) -> int:
+        """Returns how far the list of records that this worker was dealt in the round is used.
+
+        Raises:
+            InvalidError: The data has another number of records, or does not use what is dealt.
+        """
+        raise InvalidError(
+            f'the job deals its records (`order = "dynamic"`), and {type(self).__name__} does not use what is dealt; '
+            "use a TaskDataset, or leave out `order`"
+        )

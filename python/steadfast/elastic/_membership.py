@@ -88,6 +88,19 @@ class Membership:
             raise CollectiveError(f"round {self.assignment.round} ended before all workers had this commit")
         self._commits += 1
 
+    def decide_dynamic_commit(self, place: int, number: int, record: bytes) -> bytes:
+        """Waits until all workers have a copy of their state, which counts then; returns what it has seen.
+
+        Raises:
+            CollectiveError: The round is over. The next one says whether the commit was decided.
+            InvalidError: The workers begin with different states.
+        """
+        decided = self.agent.decide_dynamic_commit(self._commits, place, number, record)
+        if decided is None:
+            raise CollectiveError(f"round {self.assignment.round} ended before all workers had this commit")
+        self._commits += 1
+        return decided
+
     def is_over(self) -> bool:
         """Returns whether members of the round were added or lost; waits until that is certain."""
         return self.agent.is_over(self.assignment.round)

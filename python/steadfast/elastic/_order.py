@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping
+from typing import Any, List, Mapping
 
 import numpy as np
 
 from ..errors import InvalidError
+from ._alike import Setting
 
-__all__ = ["check_order", "order_of"]
+__all__ = ["check_order", "order_of", "order_settings"]
 
 
 def order_of(*, samples: int, shuffle: bool, seed: int, epoch: int) -> Any:
@@ -18,6 +19,15 @@ def order_of(*, samples: int, shuffle: bool, seed: int, epoch: int) -> Any:
     # The stream of RandomState is the same in all versions of NumPy.
     words = [part & 0xFFFFFFFF for part in (seed, seed >> 32, epoch, epoch >> 32)]
     return np.random.RandomState(words).permutation(samples)
+
+
+def order_settings(order: Mapping[str, Any]) -> List[Setting]:
+    """Returns what decides the order of the records, which is the same on all workers."""
+    return [
+        Setting("numbers of records", order["samples"], "give all of them the same dataset"),
+        Setting("`shuffle`", int(order["shuffle"]), words=("False", "True")),
+        Setting("`seed`", order["seed"]),
+    ]
 
 
 def check_order(found: Mapping[str, Any], own: Mapping[str, Any], *, is_within: bool) -> None:

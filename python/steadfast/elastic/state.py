@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Optional, Tuple
 
 from ..errors import InvalidError
 from . import _file
-from ._agent import Agent, Assignment, Buffer
+from ._agent import Assignment, Buffer
 from ._alike import check_alike
-from ._divided import Divided, Position
+from ._divided import Divided
 from ._failures import of_program
 from ._membership import Membership, membership
 from ._registered import Registered
@@ -128,8 +128,8 @@ class ObjectState(State):
                 raise InvalidError(f"an attribute cannot be named `{name}`")
             setattr(self, name, value)
         self._names = tuple(attributes)
-        # Number of the last commit; larger is newer.
-        self._number = 0
+        # Number of the last commit; larger is newer. In a job that deals its records, what it has seen, if that is known.
+        self._number, self._record = 0, b""
         # A later state of which it is not known whether it counts, with its number; of a job that counts records.
         self._candidate: Optional[Tuple[int, Buffer]] = None
         # The file of commits, how many commits lie between two that are written, and how many have not been.
@@ -174,7 +174,7 @@ class ObjectState(State):
             InvalidError: An attribute cannot be saved, or the workers have seen different records; the last copy stays.
             CollectiveError: A worker was lost before it had its copy; the last one stays.
         """
-        self._keep(encode(self._captured()), self._number + 1)
+        self._keep(encode(self._captured()), self._number + 1, begins_with=(0, b""))
 
     def restore(self) -> None:
         """Goes back to the attributes that were last saved or synchronized, or else to the initial ones."""
@@ -190,7 +190,10 @@ class ObjectState(State):
         place = current.assignment
         self._settle(place.commit)
         if self._number == 0:
-            self._resume(current.agent)
+            self._resume(current)
+        if place.is_dynamic and self._number != place.commit and not self._record:
+            # It is not known which records it has seen.
+            self._number = 0
         # If the exchange fails, what happened before it is not lost.
         self._saved = encode(self._captured())
         (newest,) = current.group.max([self._number])
@@ -208,9 +211,12 @@ class ObjectState(State):
         if place.rank == root and self._path is not None and self._number != newest:
             self._read(self._path)
         data = current.group.broadcast_bytes(self._saved if place.rank == root else None, root)
+        record = b""
+        if place.is_dynamic:
+            record = bytes(current.group.broadcast_bytes(self._record if place.rank == root else None, root))
         if place.rank != root:
             self._load(data)
-        self._keep(data, newest + 1)
+        self._keep(data, newest + 1, begins_with=(newest, record))
 
     def reset(self) -> None:
         """Divides what samplers and datasets have left among the workers of the new round."""
@@ -236,60 +242,71 @@ class ObjectState(State):
         """Goes on from the state of which it was not known whether it counts, if it does."""
         candidate, self._candidate = self._candidate, None
         if candidate is not None and candidate[0] == decided:
-            self._number, self._saved = candidate
+            (self._number, self._saved), self._record = candidate, b""
             self._load(self._saved)
 
-    def _resume(self, agent: Agent) -> None:
+    def _resume(self, current: Membership) -> None:
         """Continues from the commit that the agent keeps from an earlier process, if there is one."""
-        kept = agent.get_commit()
+        kept = current.agent.get_commit()
         if kept is None:
             return
         number, data = kept
         self._load(data)
         self._saved, self._number = data, number
+        self._record = current.agent.get_commit_record() if current.assignment.is_dynamic else b""
 
     def _read(self, path: str) -> None:
         """Continues from the commit in a file."""
-        number, data = _file.read(path)
+        number, data, record = _file.read(path)
         self._load(data)
-        self._saved, self._number = data, number
+        self._saved, self._number, self._record = data, number, record
         _LOG.warning("no worker and no agent has a commit: going on from commit %d in %s", number, path)
 
-    def _keep(self, data: Buffer, number: int) -> None:
-        """Makes a copy of the state the last commit, with this number unless the job counts records."""
+    def _keep(self, data: Buffer, number: int, *, begins_with: Tuple[int, bytes]) -> None:
+        """Makes a copy of the state the last commit, with this number unless the job counts records.
+
+        Args:
+            begins_with: At the beginning of a round, the number of the commit that it begins with, and what that has seen.
+        """
         current = membership()
         if current.assignment.records:
-            self._decide(current, data)
+            self._decide(current, data, begins_with)
         else:
             self._saved, self._number = data, number
             _put(current, number, data)
         self._write(current.assignment)
 
-    def _decide(self, current: Membership, data: Buffer) -> None:
+    def _decide(self, current: Membership, data: Buffer, begins_with: Tuple[int, bytes]) -> None:
         """Makes a copy of the state the last commit once all workers have theirs."""
-        number, position = current.next_commit, self._position(current.assignment.records)
+        number, records = current.next_commit, current.assignment.records
+        divided = self._divided(records)
+        reached = divided.place(records) if current.assignment.is_dynamic else divided.position(records)
         _put(current, number, data)
         self._candidate = number, data
-        current.decide_commit(position)
+        if isinstance(reached, int):
+            self._record = current.decide_dynamic_commit(reached, *begins_with)
+        else:
+            current.decide_commit(reached)
         self._number, self._saved = self._candidate
         self._candidate = None
 
-    def _position(self, records: int) -> Position:
+    def _divided(self, records: int) -> Divided:
+        """Returns the attribute that says which records the state has seen."""
         values = (getattr(self, name) for name in self._names)
         divided = [value for value in values if isinstance(value, Divided)]
         if len(divided) != 1:
             raise InvalidError(
-                f"the job counts records (`records = {records}`), so its state has one ElasticSampler or DataShardService; "
-                f"it has {len(divided)}"
+                f"the job counts records (`records = {records}`), so its state has one ElasticSampler, DataShardService or "
+                f"TaskDataset; it has {len(divided)}"
             )
-        return divided[0].position(records)
+        return divided[0]
 
     def _write(self, place: Assignment) -> None:
         """Writes the last commit to the file, if it is time."""
         self._unwritten += 1
         if self._path is None or place.rank != 0 or self._unwritten < self._every:
             return
-        _file.write(self._path, self._number, self._saved, mark=str(place.round))
+        _file.write(self._path, self._number, self._saved, self._record, mark=str(place.round))
         self._unwritten = 0
 
     def _captured(self) -> Dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import re
 import signal
 import sys
 from typing import Any, List, Tuple
@@ -14,6 +13,7 @@ import steadfast
 from nodes import Nodes
 from steadfast import _native, elastic
 from steadfast.data import DataShardService
+from waits import Waits
 
 COUNTED = pathlib.Path(__file__).parent / "programs" / "counted.py"
 
@@ -146,7 +146,7 @@ def test_a_state_without_its_place_in_the_data_is_refused():
     class Other(elastic.ElasticSampler):
         pass
 
-    with pytest.raises(steadfast.InvalidError, match="one ElasticSampler or DataShardService; it has 2"):
+    with pytest.raises(steadfast.InvalidError, match="one ElasticSampler, DataShardService or TaskDataset; it has 2"):
         trained(Agent(6), 1, other=Other(6))
 
 
@@ -173,35 +173,20 @@ def test_each_record_counts_once_under_kills_joins_and_leaves(tmp_path):
     with Nodes(1, 3, tmp_path, "--records", "101") as nodes:
         each = [nodes.add(command, "--max-restarts", "9") for _ in range(2)]
 
-        def text() -> str:
-            return "".join(it.log.read_text() for it in each)
-
-        def until_waits(number: int, workers: int) -> List[int]:
-            """Waits until all workers wait in a pass, which they have trained beyond the last commit."""
-
-            def pids() -> List[int]:
-                found = re.findall(rf"waits in {number} as (\d+)", text())
-                return [int(it) for it in found if pathlib.Path(f"/proc/{it}").exists()]
-
-            nodes.until(lambda: workers <= len(set(pids())), f"{workers} workers in pass {number}")
-            return pids()
-
-        def go(number: int) -> None:
-            (tmp_path / f"go-{number}").touch()
-
-        os.kill(until_waits(0, 2)[0], signal.SIGKILL)
-        go(0)
-        until_waits(1, 2)
+        waits = Waits(nodes, tmp_path, each)
+        os.kill(waits.until(0, 2)[0], signal.SIGKILL)
+        waits.go(0)
+        waits.until(1, 2)
         each.append(nodes.add(command, "--max-restarts", "9"))
         nodes.until(lambda: len(nodes.status().get("nodes", [])) == 3, "a third node")
-        go(1)
-        until_waits(2, 3)
+        waits.go(1)
+        waits.until(2, 3)
         nodes.kill(each.pop(0))
-        go(2)
-        until_waits(3, 2)
+        waits.go(2)
+        waits.until(3, 2)
         due = {"pass": 3, "used": 36, "seen": 3 * 101 + 36}
         nodes.until(lambda: due.items() <= nodes.status()["data"]["commit"].items(), "the commit of update 3")
         nodes.remove(each.pop(0))
-        go(3)
+        waits.go(3)
         nodes.wait()
-        assert f"used 1 to 1 in {passes * 101}" in text()
+        assert f"used 1 to 1 in {passes * 101}" in waits.text()

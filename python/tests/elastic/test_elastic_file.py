@@ -136,15 +136,15 @@ def test_a_commit_that_a_worker_or_an_agent_has_comes_before_the_file(tmp_path):
 
 def test_a_write_that_fails_leaves_the_old_commit(tmp_path, monkeypatch):
     path = tmp_path / "commit"
-    _file.write(str(path), 1, b"first", mark="0")
+    _file.write(str(path), 1, b"first", b"", mark="0")
 
     def fail(descriptor: int) -> None:
         raise OSError("no space left")
 
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError, match="no space left"):
-        _file.write(str(path), 2, b"second", mark="0")
-    assert _file.read(str(path)) == (1, b"first")
+        _file.write(str(path), 2, b"second", b"", mark="0")
+    assert _file.read(str(path)) == (1, b"first", b"")
 
 
 def test_a_file_that_is_damaged_or_no_commit_is_refused_by_name(tmp_path):
