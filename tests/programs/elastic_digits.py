@@ -13,10 +13,12 @@ import time
 import numpy as np
 import steadfast.elastic as elastic
 import torch
+from steadfast.data import TaskDataset
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
-DATA, LOGS, STEPS, PAUSE_MS = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+DATA, LOGS, STEPS, PAUSE_MS, ORDER = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
 NODE = os.environ["CHAOS_NODE"]
 BATCH, STEPS_PER_COMMIT = 16, 3
 
@@ -38,7 +40,12 @@ train_features, train_labels = features[~held_out], labels[~held_out]
 
 model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-sampler = elastic.ElasticSampler(train_labels)
+if ORDER == "dynamic":
+    data = TaskDataset(len(train_labels), BATCH, passes=None)
+    # Its process reads ahead.
+    loader = DataLoader(data, batch_size=None, num_workers=1)
+else:
+    data = elastic.ElasticSampler(train_labels)
 
 
 def weights_sha() -> str:
@@ -74,33 +81,42 @@ class LoggedState(elastic.TorchState):
         )
 
 
-state = LoggedState(model=model, optimizer=optimizer, sampler=sampler, epoch=0, step=0, commits=0)
+state = LoggedState(model=model, optimizer=optimizer, data=data, epoch=0, step=0, commits=0)
+
+
+def batches():
+    """Yields the records of each step, without an end."""
+    if ORDER == "dynamic":
+        yield from data.batches(loader)
+        return
+    while True:
+        data.set_epoch(state.epoch)
+        for index, batch in enumerate(data.batches(BATCH)):
+            # Each step uses its batch before it commits.
+            data.record_batch(index, BATCH)
+            yield torch.as_tensor(batch, dtype=torch.long)
+        state.epoch += 1
 
 
 @elastic.run
 def train(state):
     state.log("begin")
     replica = DistributedDataParallel(model)
-    while state.step < STEPS:
-        sampler.set_epoch(state.epoch)
-        for index, batch in enumerate(sampler.batches(BATCH)):
-            batch = torch.as_tensor(batch, dtype=torch.long)
-            optimizer.zero_grad()
-            # Not the mean: at the end of an epoch the batch of a worker can be empty.
-            loss = cross_entropy(replica(train_features[batch]), train_labels[batch], reduction="sum") / BATCH
-            loss.backward()
-            optimizer.step()
-            sampler.record_batch(index, BATCH)
-            state.step += 1
-            state.log("step", loss=loss.item())
-            time.sleep(PAUSE_MS / 1000)
-            if state.step % STEPS_PER_COMMIT == 0 or state.step == STEPS:
-                state.commit()
-            else:
-                state.check_host_updates()
-            if state.step == STEPS:
-                return
-        state.epoch += 1
+    for batch in batches() if state.step < STEPS else ():
+        optimizer.zero_grad()
+        # Not the mean: at the end of an epoch the batch of a worker can be empty.
+        loss = cross_entropy(replica(train_features[batch]), train_labels[batch], reduction="sum") / BATCH
+        loss.backward()
+        optimizer.step()
+        state.step += 1
+        state.log("step", loss=loss.item())
+        time.sleep(PAUSE_MS / 1000)
+        if state.step % STEPS_PER_COMMIT == 0 or state.step == STEPS:
+            state.commit()
+        else:
+            state.check_host_updates()
+        if state.step == STEPS:
+            return
 
 
 train(state)

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use clap::{Parser, ValueEnum};
 use serde_json::Value;
 use steadfast_common::job::spec::Mode;
+use steadfast_common::records::commits::RecordOrder;
 use steadfast_tests::faults::{
     ElasticOutcome, ElasticShape, ElasticTarget, FILE_RECORDS, FaultTarget, Feed, Kind, Outcome,
     Schedule, Shape, Soak, Usage, Workload,
@@ -336,17 +337,23 @@ fn line(seed: u64, faults: usize, outcome: &Outcome) -> String {
 
 fn run_elastic(shape: &ElasticShape, seed: u64, schedule: &Schedule) -> (usize, ElasticOutcome) {
     let scene = Scene::new();
-    let mut world = ElasticTarget::start(&scene, shape.clone());
+    let mut world = ElasticTarget::start(&scene, shape.clone(), order(seed));
     let faults = world.run(Some(seed), schedule);
     (faults, world.finish())
+}
+
+/// Returns how the records are dealt: every second seed as workers ask for them.
+fn order(seed: u64) -> RecordOrder {
+    if seed.is_multiple_of(2) { RecordOrder::Dynamic } else { RecordOrder::Fixed }
 }
 
 fn elastic_line(seed: u64, faults: usize, outcome: &ElasticOutcome) -> String {
     let (history, audit) = (&outcome.history, &outcome.audit);
     let loss = |at: Option<&f64>| at.copied().unwrap_or_default();
     format!(
-        "seed {seed}: survived {faults} faults in {:.1} s: {} rounds, {} steps in {} commits, {} steps done again; \
-         loss {:.3} to {:.3}, accuracy {:.3}; etcd: {} revisions, {} rounds; ends: {:?}",
+        "seed {seed} ({}): survived {faults} faults in {:.1} s: {} rounds, {} steps in {} commits, {} steps done \
+         again; loss {:.3} to {:.3}, accuracy {:.3}; etcd: {} revisions, {} rounds; ends: {:?}",
+        order(seed),
         outcome.wall.as_secs_f64(),
         history.rounds,
         history.losses.len(),

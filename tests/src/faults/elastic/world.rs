@@ -9,6 +9,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use steadfast_audit::history::{Change, ElasticJob, HistoryReport, check_elastic, etcdctl};
+use steadfast_common::records::commits::RecordOrder;
 use steadfast_common::records::rendezvous::NodeRange;
 
 use super::history::{self, History};
@@ -38,6 +39,7 @@ pub type ElasticTarget<'a> = World<'a, Elastic>;
 #[derive(Debug)]
 pub struct Elastic {
     shape: ElasticShape,
+    order: RecordOrder,
     logs: Logs,
     /// Workers that are stopped, by the index of the fault.
     stopped: BTreeMap<u32, Pid>,
@@ -105,7 +107,7 @@ impl WorldJob for Elastic {
     }
 
     fn command(world: &mut ElasticTarget<'_>, index: usize, admin: &str) -> Command {
-        let Self { shape, logs, job_file, program: script, .. } = &world.job;
+        let Self { shape, order, logs, job_file, program: script, .. } = &world.job;
         let ttl = format!("{}s", shape.lease_ttl_s);
         let member = &mut world.members[index];
         let endpoints = member.endpoints();
@@ -133,7 +135,7 @@ impl WorldJob for Elastic {
         if member.role == Role::Agent {
             command.arg("--").arg(&shape.python).arg(script);
             command.arg(examples().join("data/digits.csv")).arg(logs.directory());
-            command.args([shape.steps.to_string(), STEP_PAUSE_MS.to_string()]);
+            command.args([shape.steps.to_string(), STEP_PAUSE_MS.to_string(), order.to_string()]);
         }
         command
     }
@@ -173,10 +175,10 @@ impl WorldJob for Elastic {
 
 impl<'a> ElasticTarget<'a> {
     /// Starts etcd, the masters and the agents.
-    pub fn start(scene: &'a Scene, shape: ElasticShape) -> Self {
+    pub fn start(scene: &'a Scene, shape: ElasticShape, order: RecordOrder) -> Self {
         let etcd = EtcdCluster::start(scene, shape.etcd as usize, Quota::Default);
         let job_file = format!(
-            "name = \"{JOB}\"\nkind = \"elastic\"\nrecords = {}\n[nodes]\nmin = 1\nmax = {}\n\
+            "name = \"{JOB}\"\nkind = \"elastic\"\nrecords = {}\norder = \"{order}\"\n[nodes]\nmin = 1\nmax = {}\n\
              last_call = \"1s\"\njoin_timeout = \"60s\"\n",
             records(),
             shape.nodes_max()
@@ -190,6 +192,7 @@ impl<'a> ElasticTarget<'a> {
             stopped: BTreeMap::new(),
             away: (shape.agents..agents).map(|index| (index, None)).collect(),
             shape,
+            order,
         };
         Self::begin(scene, elastic, etcd, |runtime, urls| {
             let member = |role, index| Member::new(runtime, role, index, urls, None);
