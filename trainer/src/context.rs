@@ -21,7 +21,6 @@ use steadfast_common::tensor::finite::are_finite;
 use steadfast_common::tensor::layout::Layout;
 use steadfast_common::tensor::table::{RANGES, RangeDigest};
 use steadfast_coord::backoff;
-use steadfast_host::random;
 use steadfast_host::task::in_place;
 use steadfast_host::time::{Instant, sleep};
 use steadfast_net::traces::TRACE;
@@ -37,11 +36,11 @@ use steadfast_training_client::{
 };
 use tokio::sync::watch;
 use tracing::{info, info_span, warn};
-use uuid::Uuid;
 
 use crate::activity::SharedActivity;
 use crate::course::Evaluations;
 use crate::current::Current;
+use crate::kept_names::KeptNames;
 use crate::metrics::Metrics;
 use crate::start;
 use crate::tasks::{TaskError, Tasks};
@@ -486,9 +485,7 @@ impl Context {
         let best = decided.course.map(|course| course.best);
         let is_best = best.is_some_and(|best| best.version == position.version);
         if rules.keep == Keep::Best && is_best {
-            // Each attempt writes a file of its own. A late or failed one cannot spoil the file of another trainer.
-            let (prefix, attempt) = (self.kept_prefix(), random::uuid());
-            let name = format!("{prefix}{:012}-{attempt}.safetensors", position.version.0);
+            let name = self.kept_names().next(position.version);
             record.model = match self.write_model(&parameters, &[], &name).await {
                 Ok(kept) => Some(kept),
                 Err(TrainError::Store(error)) => {
@@ -536,9 +533,8 @@ impl Context {
         Ok(())
     }
 
-    /// Returns how the names of kept models begin. Jobs may share a store.
-    fn kept_prefix(&self) -> String {
-        format!("best-{}-", self.spec().name)
+    fn kept_names(&self) -> KeptNames {
+        KeptNames::of(&self.spec().name)
     }
 
     /// Deletes a kept model.
@@ -555,18 +551,10 @@ impl Context {
 
     /// Deletes all kept models, once the best is the model of the job: also those that crashes have left.
     async fn delete_all_kept(&self) {
-        let prefix = self.kept_prefix();
-        let is_kept = |name: &str| {
-            let rest = name.strip_prefix(&prefix).and_then(|it| it.strip_suffix(".safetensors"));
-            let Some((version, attempt)) = rest.and_then(|it| it.split_at_checked(12)) else {
-                return false;
-            };
-            let attempt = attempt.strip_prefix('-').map(Uuid::parse_str);
-            version.bytes().all(|it| it.is_ascii_digit()) && matches!(attempt, Some(Ok(_)))
-        };
+        let names = self.kept_names();
         match self.store.list().await {
             Ok(objects) => {
-                for (name, _) in objects.iter().filter(|(name, _)| is_kept(name)) {
+                for (name, _) in objects.iter().filter(|(name, _)| names.contain(name)) {
                     self.delete_kept(name).await;
                 }
             }

@@ -19,6 +19,7 @@ mod context;
 mod course;
 mod current;
 mod dataset;
+mod kept_names;
 mod metrics;
 pub mod own_loop;
 mod run;
