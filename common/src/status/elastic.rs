@@ -57,13 +57,24 @@ pub struct ElasticStatus {
 }
 
 /// The position in the data that the workers have reached.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DataStatus {
     /// The number of records of a pass.
     pub records: u64,
     /// The last commit that was decided; absent before the first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commit: Option<CommitRecord>,
+    /// Tells how fast the workers used records lately, by their number, as this master has measured it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub speeds: Vec<SpeedStatus>,
+}
+
+/// The speed of a number of workers.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SpeedStatus {
+    pub workers: u32,
+    /// Records that all of them together use in a second.
+    pub records_per_second: f64,
 }
 
 /// Phases of an elastic job.
@@ -283,7 +294,7 @@ impl ElasticStatus {
         let row = Row::text("round", round).counter("steadfast_elastic_rounds", help, self.round.0);
         let help = "Workers of the round that was formed last";
         rows.push(row.gauge("steadfast_elastic_workers", help, self.world_size));
-        rows.extend(self.data.iter().flat_map(DataStatus::rows));
+        rows.extend(self.data.iter().flat_map(|data| data.rows(self.world_size)));
         if self.master.is_some() {
             let changes = usize::try_from(self.round.0.saturating_sub(1)).unwrap_or(usize::MAX);
             let help = "Restarts after failures, as agents have reported them to this master";
@@ -356,8 +367,18 @@ fn process(node: NodeId) -> String {
     format!("node {node}")
 }
 
+impl SpeedStatus {
+    /// Returns the speed for users, such as `2 workers 1830/s`.
+    fn shown(&self) -> String {
+        let digits = usize::from(self.records_per_second < 10.0);
+        let workers = plural(self.workers as usize, "worker");
+        format!("{workers} {:.digits$}/s", self.records_per_second)
+    }
+}
+
 impl DataStatus {
-    fn rows(&self) -> Vec<Row> {
+    /// Returns the rows of a job that has so many workers.
+    fn rows(&self, workers: u32) -> Vec<Row> {
         let position = self.commit.as_ref().map(|commit| commit.position).unwrap_or_default();
         let ahead = self.commit.as_ref().map_or(0, |commit| commit.ahead.count());
         let text = match &self.commit {
@@ -374,7 +395,20 @@ impl DataStatus {
         let help = "Records of all passes that the last commit has seen";
         let seen = Row::new("records in all", Value::Count(position.seen));
         let seen = seen.gauge("steadfast_elastic_records", help, position.seen);
-        vec![Row::text("commit", text), used, seen]
+        let mut rows = vec![Row::text("commit", text), used, seen];
+        if !self.speeds.is_empty() {
+            let shown: Vec<String> = self.speeds.iter().map(SpeedStatus::shown).collect();
+            let help =
+                "Records that the workers use in a second, as measured lately with so many workers";
+            let row = Row::text("speed", shown.join(", "));
+            rows.push(match self.speeds.iter().find(|it| it.workers == workers) {
+                Some(now) => {
+                    row.gauge("steadfast_elastic_records_per_second", help, now.records_per_second)
+                }
+                None => row,
+            });
+        }
+        rows
     }
 }
 
@@ -451,4 +485,24 @@ fn blacklist(launcher: &LauncherStatus) -> Option<Section> {
     };
     let section = Section { id: "blacklist", title: "Blacklist", body: Body::Table(table) };
     (!hosts.is_empty()).then_some(section)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// S002-10, S003-54: the measured speeds are shown together, and that of the present workers is a metric.
+    #[test]
+    fn speeds_are_shown_by_the_number_of_workers() {
+        let speed = |workers, records_per_second| SpeedStatus { workers, records_per_second };
+        let speeds = vec![speed(1, 7.25), speed(2, 1830.4)];
+        let data = DataStatus { records: 9, commit: None, speeds };
+        let row_of = |workers| data.rows(workers).pop().expect("there are rows");
+        let shown = row_of(2);
+        assert_eq!(shown.value, Value::Text("1 worker 7.2/s, 2 workers 1830/s".to_owned()));
+        let metric =
+            Metric::gauge("steadfast_elastic_records_per_second", shown.metrics[0].help, 1830.4);
+        assert_eq!(shown.metrics, [metric]);
+        assert_eq!(row_of(3).metrics, []);
+    }
 }

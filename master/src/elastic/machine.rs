@@ -11,6 +11,7 @@ use steadfast_common::records::rendezvous::RoundRecord;
 use steadfast_common::status::NodeReport;
 use steadfast_coord::{OPS_MAX, View as EtcdView};
 use steadfast_master_core::rendezvous::{Caller, Fact, Rendezvous, Settings, Timers};
+use steadfast_master_core::speeds::Speeds;
 
 use super::agents::Agents;
 use super::answers::Answer;
@@ -55,6 +56,7 @@ pub(super) struct ElasticJob {
     pub state: Rendezvous,
     pub timers: Timers,
     pub timings: Timings,
+    pub speeds: Speeds,
     /// The revision at which nodes last joined or were removed. A new master begins with a later one.
     pub revision: i64,
     pub agents: Agents,
@@ -98,6 +100,7 @@ impl ElasticJob {
             state,
             timers: Timers::default(),
             timings: Timings::default(),
+            speeds: Speeds::default(),
             revision: agents.revision(),
             agents,
             members_since: BTreeMap::new(),
@@ -121,6 +124,10 @@ impl ElasticJob {
             self.timeline.note(moment.unix_ms, &fact, &self.state);
             self.uncommitted.changes_nodes |= changes_nodes(&fact);
             self.uncommitted.releases_barrier |= matches!(fact, Fact::Released { .. });
+            if let Fact::Committed(commit) = &fact {
+                let workers = self.state.round().map_or(0, |round| round.world_size);
+                self.speeds.note(moment.now, commit, workers);
+            }
             if let Fact::Formed(record) = &fact {
                 self.uncommitted.formed = Some(record.clone());
                 self.follow_members(moment.unix_ms);

@@ -8,11 +8,12 @@ use steadfast_common::records::JobOutcome;
 use steadfast_common::records::commits::DataPosition;
 use steadfast_common::records::rendezvous::AgentRecord;
 use steadfast_common::status::{
-    DataStatus, ElasticPhase, ElasticStatus, NodePhase, NodeReport, NodeStatus, TimelineEvent,
-    TimelineKind, WorkersPhase,
+    DataStatus, ElasticPhase, ElasticStatus, NodePhase, NodeReport, NodeStatus, SpeedStatus,
+    TimelineEvent, TimelineKind, WorkersPhase,
 };
 use steadfast_coord::now;
 use steadfast_master_core::rendezvous::{Fact, KNOWN_MAX, Rendezvous, Settings, Timers};
+use steadfast_master_core::speeds::Speed;
 
 use super::machine::ElasticJob;
 
@@ -164,6 +165,7 @@ pub(super) fn of(
         data: settings.records.map(|records| DataStatus {
             records,
             commit: state.commit().map(|commit| (**commit).clone()),
+            speeds: Vec::new(),
         }),
         nodes: state.nodes_shown(),
         launcher: None,
@@ -187,6 +189,13 @@ impl ElasticJob {
     /// Returns the status, without the master and the launcher.
     pub(super) fn status(&self) -> ElasticStatus {
         let mut status = of(&self.name, &self.settings, &self.state, &self.timers);
+        if let Some(data) = &mut status.data {
+            let speed = |it: Speed| SpeedStatus {
+                workers: it.workers,
+                records_per_second: it.records_per_second,
+            };
+            data.speeds = self.speeds.all(now()).into_iter().map(speed).collect();
+        }
         for node in &mut status.nodes {
             if let Some(record) = self.agents.record(node.node, node.incarnation) {
                 add_registration(node, record);
