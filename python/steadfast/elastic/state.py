@@ -191,9 +191,6 @@ class ObjectState(State):
         self._settle(place.commit)
         if self._number == 0:
             self._resume(current)
-        if place.is_dynamic and self._number != place.commit and not self._record:
-            # It is not known which records it has seen.
-            self._number = 0
         # If the exchange fails, what happened before it is not lost.
         self._saved = encode(self._captured())
         (newest,) = current.group.max([self._number])
@@ -251,9 +248,13 @@ class ObjectState(State):
         if kept is None:
             return
         number, data = kept
+        record = current.agent.get_commit_record() if current.assignment.is_dynamic else b""
+        if current.assignment.is_dynamic and number != current.assignment.commit and not record:
+            # Records that it has seen would be dealt again.
+            _LOG.warning("it is not known which records commit %d has seen: not going on from it", number)
+            return
         self._load(data)
-        self._saved, self._number = data, number
-        self._record = current.agent.get_commit_record() if current.assignment.is_dynamic else b""
+        self._saved, self._number, self._record = data, number, record
 
     def _read(self, path: str) -> None:
         """Continues from the commit in a file."""

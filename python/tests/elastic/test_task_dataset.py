@@ -203,6 +203,25 @@ def test_records_of_a_state_that_does_not_count_are_dealt_again():
         assert agent.begun == [(0, b""), (number, str(first).encode() if outcome == "lost" else b"")]
 
 
+@pytest.mark.parametrize("record", [b"", b"7"])
+def test_a_process_goes_on_only_from_a_commit_of_which_it_is_known_what_it_has_seen(record):
+    """S002-9: otherwise it begins with its first state, so that no record is in it twice."""
+
+    class Kept(Dealer):
+        def get_commit(self) -> Any:
+            return 7, bytes(elastic.ObjectState(data=TaskDataset(8, 2, shuffle=False), seen=[0, 1])._saved)
+
+        def get_commit_record(self) -> bytes:
+            return record
+
+    agent = Kept(8)
+    agent._seen = [0, 1] if record else []
+    agent._told = 9
+    state, begun = trained(agent)
+    assert agent.begun == [(7, b"7") if record else (0, b"")]
+    assert begun == [len(agent.begun[0][1]) * 2] and sorted(state.seen) == list(range(8))
+
+
 def test_a_sampler_does_not_use_what_is_dealt():
     agent = Dealer(6)
     membership = elastic.Membership(agent, lambda _: elastic.SoloGroup())
