@@ -54,6 +54,9 @@ const STEP_MS: u64 = 200;
 /// Longest time from the last step of a worker to its end, in milliseconds.
 const LAST_MS: u64 = 2000;
 
+/// After each so many rounds steps fail less often, so that each job ends in the time that it has.
+const ROUNDS: u64 = 8;
+
 /// Longest time to write a commit, in milliseconds.
 const WRITE_MS: u64 = 20;
 
@@ -155,9 +158,10 @@ impl Worker {
         })
     }
 
-    /// Draws whether this step fails.
-    fn fails(&self) -> bool {
-        random::seed().is_multiple_of(self.job.failures)
+    /// Draws whether this step of a round fails.
+    fn fails(&self, round: u64) -> bool {
+        let failures = self.job.failures.saturating_mul(1 + round / ROUNDS);
+        random::seed().is_multiple_of(failures)
     }
 
     fn broken(&self, broken: String) {
@@ -231,7 +235,7 @@ impl Life<'_> {
         let Worker { process, memory, observed, .. } = self.worker;
         memory.leave(*process);
         observed.lock().expect("one thread").workers.left(*process);
-        let fails = after != 0 && self.worker.fails();
+        let fails = after != 0 && self.worker.fails(after);
         let failing = sleep(Duration::from_millis(random::seed() % LAST_MS));
         let request = NextRoundRequest { local_rank, after, wait_ms: WAIT_MS };
         let joining = async {
@@ -274,7 +278,7 @@ impl Life<'_> {
         let record = self.record(place).await?;
         let first = self.begin(place, record.as_ref()).await?;
         for step in first..self.worker.job.steps {
-            if self.worker.fails() {
+            if self.worker.fails(place.round) {
                 return Ok(self.failure());
             }
             sleep(Duration::from_millis(random::seed() % STEP_MS)).await;
@@ -283,7 +287,7 @@ impl Life<'_> {
         }
         // Workers end one after the other, such as after they have written a model; until then they can fail.
         sleep(Duration::from_millis(random::seed() % LAST_MS)).await;
-        Ok(match self.worker.fails() {
+        Ok(match self.worker.fails(place.round) {
             true => self.failure(),
             false => RoundEnd::Succeeded,
         })

@@ -57,7 +57,7 @@ pub struct ElasticJob {
     pub nodes: NodeRange,
     /// Number of steps after which a worker has succeeded.
     pub steps: u64,
-    /// One of this many steps fails.
+    /// One of this many steps of the first rounds fails.
     pub failures: u64,
     /// Failures of the workers of a node after which they are started again.
     pub restarts_max: u32,

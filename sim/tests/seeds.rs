@@ -41,6 +41,11 @@ const FOUND: &[(Mode, u64, &str)] = &[
         1_795_750_700_582,
         "a job that faults left short of nodes for its join timeout was taken for a defect",
     ),
+    (
+        Mode::Elastic,
+        1_795_908_265_618,
+        "six workers that failed in each tenth step did not reach the next commit in time",
+    ),
 ];
 
 fn replay_command(plan: &Plan) -> String {
