@@ -18,6 +18,7 @@ use steadfast_common::records::launch::{HostRecord, LauncherRecord};
 use steadfast_common::records::rendezvous::{
     AgentRecord, NodeRecord, ReleaseRecord, RoundRecord, SharedRecord,
 };
+use steadfast_common::records::scale::ScaleRecord;
 use steadfast_common::records::stream::{StreamPassRecord, StreamRecord};
 use steadfast_common::records::*;
 use steadfast_common::tensor::layout::Layout;
@@ -125,6 +126,9 @@ const CHECKS: &[fn(&[u8])] = &[
     },
     |json| {
         check::<Progress>(json);
+    },
+    |json| {
+        check::<ScaleRecord>(json);
     },
 ];
 

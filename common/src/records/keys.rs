@@ -149,6 +149,11 @@ impl Keys {
         format!("{}/rendezvous/commit", self.root)
     }
 
+    /// Returns the key of the number of workers that the rounds of an elastic job are to have.
+    pub fn workers_desired(&self) -> String {
+        format!("{}/rendezvous/workers_desired", self.root)
+    }
+
     /// Returns the prefix of the records that the members of a round were given.
     pub fn dealt_prefix(&self, round: Round) -> String {
         format!("{}/rendezvous/dealt/{:06}/", self.root, round.0)

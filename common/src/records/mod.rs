@@ -15,6 +15,7 @@ pub mod launch;
 pub mod position;
 pub mod ranges;
 pub mod rendezvous;
+pub mod scale;
 pub mod stream;
 
 use std::collections::{BTreeMap, BTreeSet};
