@@ -6,6 +6,7 @@ use steadfast_common::records::commits::CommitRecord;
 use steadfast_common::records::rendezvous::{
     EXIT_TAG, MemberRecord, NodeRecord, NodeState, ReleaseRecord, RoundData, RoundRecord,
 };
+use steadfast_common::records::scale::ScaleRecord;
 use steadfast_common::records::{JobOutcome, ResultRecord};
 use steadfast_sim::Workload;
 use uuid::Uuid;
@@ -335,4 +336,26 @@ fn a_rendezvous_that_changes_without_the_lock_is_reported() {
         history.txn(vec![(history.run.keys.shared_state(), Some("{}".to_owned()))]);
         history.assert_reports(Rule::Fence, "without the master's lock");
     }
+}
+
+/// S002-10: a round has no more workers than are desired, unless it has the fewest nodes.
+#[test]
+fn a_round_with_more_workers_than_desired_is_reported() {
+    let scaled = |history: &mut History, workers: Option<u32>| {
+        let record = ScaleRecord { workers, ..ScaleRecord::default() };
+        let key = history.run.keys.workers_desired();
+        history.commit(vec![put(key, &record)]);
+    };
+    let least = |history: &History| match &history.run.job {
+        Workload::Elastic(job) => job.nodes.min() as usize,
+        Workload::Training(_) => usize::MAX,
+    };
+    let mut histories = intact().into_iter().filter(|it| least(it) < round(it).members.len());
+    let mut history = histories.next().expect("a round has more nodes than the fewest");
+    let (formed, mut enough) = (next_round(&mut history), history.clone());
+    scaled(&mut enough, Some(formed.world_size));
+    form(&mut enough, &formed);
+    enough.assert_clean();
+    scaled(&mut history, Some(formed.world_size - 1));
+    assert_wrong_round(history, &formed, "more than were desired");
 }

@@ -7,6 +7,7 @@ use steadfast_common::records::keys::{Keys, TagKey};
 use steadfast_common::records::rendezvous::{
     EXIT_TAG, MemberRecord, NodeRange, NodeRecord, NodeState, ReleaseRecord, RoundRecord,
 };
+use steadfast_common::records::scale::ScaleRecord;
 use steadfast_common::records::{JobOutcome, ResultRecord};
 
 use super::records::read;
@@ -21,7 +22,28 @@ pub(super) struct Rounds<'a> {
     round: Option<RoundRecord>,
     /// The nodes that have entries in each phase of each tag of the last round.
     entered: BTreeMap<(String, Phase), BTreeSet<NodeId>>,
+    /// The most workers that a round is to have.
+    workers_desired: Option<u32>,
     is_over: bool,
+}
+
+/// The most workers that a round is to have, before a revision and after it. A round that is formed in the revision
+/// was decided by one of them.
+struct Desired {
+    before: Option<u32>,
+    after: Option<u32>,
+}
+
+impl Desired {
+    /// Returns the larger number; `None` if one of them is no limit.
+    fn most(&self) -> Option<u32> {
+        self.before.zip(self.after).map(|(before, after)| before.max(after))
+    }
+
+    /// Returns the smaller number; `None` if neither is a limit.
+    fn least(&self) -> Option<u32> {
+        self.before.into_iter().chain(self.after).min()
+    }
 }
 
 impl<'a> Rounds<'a> {
@@ -32,6 +54,7 @@ impl<'a> Rounds<'a> {
             nodes: BTreeMap::new(),
             round: None,
             entered: BTreeMap::new(),
+            workers_desired: None,
             is_over: false,
         };
         // Violations within the initial state are not reported.
@@ -45,7 +68,10 @@ impl<'a> Rounds<'a> {
         let (at, changes) = (revision.revision, &revision.changes);
         self.check_after_end(at, changes, report);
         changes.iter().for_each(|change| self.apply_node(at, change, report));
-        changes.iter().for_each(|change| self.apply_round(at, change, report));
+        let before = self.workers_desired;
+        changes.iter().for_each(|change| self.apply_desired(at, change, report));
+        let desired = Desired { before, after: self.workers_desired };
+        changes.iter().for_each(|change| self.apply_round(at, change, &desired, report));
         let mut released = Vec::new();
         for change in changes {
             released.extend(self.apply_tag(at, change, report));
@@ -121,7 +147,37 @@ impl<'a> Rounds<'a> {
         }
     }
 
-    fn apply_round(&mut self, at: i64, change: &Change, report: &mut HistoryReport) {
+    fn apply_desired(&mut self, at: i64, change: &Change, report: &mut HistoryReport) {
+        if change.key == self.keys.workers_desired() {
+            let record =
+                change.value.as_ref().and_then(|_| read::<ScaleRecord>(at, change, report));
+            self.workers_desired = record.and_then(|record| record.workers);
+        }
+    }
+
+    /// Checks that a round has no more workers than were desired before its revision or after it.
+    fn check_desired(
+        &self,
+        at: i64,
+        formed: &RoundRecord,
+        desired: &Desired,
+        report: &mut HistoryReport,
+    ) {
+        let is_least = formed.members.len() == self.allowed.min() as usize;
+        if !is_least && desired.most().is_some_and(|most| most < formed.world_size) {
+            let (round, workers) = (formed.round, formed.world_size);
+            let text = format!("round {round} has {workers} workers, more than were desired");
+            report.breaks(at, Rule::Rounds, text);
+        }
+    }
+
+    fn apply_round(
+        &mut self,
+        at: i64,
+        change: &Change,
+        desired: &Desired,
+        report: &mut HistoryReport,
+    ) {
         if change.key != self.keys.formed_round() {
             return;
         }
@@ -132,6 +188,7 @@ impl<'a> Rounds<'a> {
         self.check_number(at, &formed, report);
         self.check_ranks(at, &formed, report);
         self.check_order(at, &formed, report);
+        self.check_desired(at, &formed, desired, report);
         for member in formed.members.iter().filter(|member| !self.has_asked(member)) {
             let text = format!(
                 "node {} is in round {}, and has not asked for it",
@@ -139,7 +196,7 @@ impl<'a> Rounds<'a> {
             );
             report.breaks(at, Rule::Asked, text);
         }
-        self.check_forgotten(at, &formed, report);
+        self.check_forgotten(at, &formed, desired, report);
         self.check_broken(at, &formed, report);
         report.rounds += 1;
         self.round = Some(formed);
@@ -215,15 +272,29 @@ impl<'a> Rounds<'a> {
         }
     }
 
-    /// Checks that each node that has asked for a round is a member of it, unless others fill the round.
-    fn check_forgotten(&self, at: i64, formed: &RoundRecord, report: &mut HistoryReport) {
+    /// Checks that each node that has asked for a round is a member of it, unless others fill the round. The first one
+    /// that is left out would have had too many workers for those that are desired.
+    fn check_forgotten(
+        &self,
+        at: i64,
+        formed: &RoundRecord,
+        desired: &Desired,
+        report: &mut HistoryReport,
+    ) {
         if self.allowed.max() as usize <= formed.members.len() {
             return;
         }
         let members: BTreeSet<NodeId> = formed.members.iter().map(|member| member.node).collect();
         let is_due = |record: &NodeRecord| matches!(record.state, NodeState::Asked { .. });
-        let mut left_out = self.nodes.iter().filter(|(node, _)| !members.contains(node));
-        if let Some((node, _)) = left_out.find(|(_, record)| is_due(record)) {
+        let left_out = self.nodes.iter().filter(|(node, it)| !members.contains(node) && is_due(it));
+        let first = left_out.min_by_key(|(node, record)| {
+            let rank = self.last_rank(**node, record.incarnation).unwrap_or(usize::MAX);
+            (rank, record.incarnation, **node)
+        });
+        let Some((node, record)) = first else { return };
+        let workers = formed.world_size.saturating_add(record.slots);
+        let is_least = formed.members.len() < self.allowed.min() as usize;
+        if is_least || desired.least().is_none_or(|least| workers <= least) {
             let text = format!("round {} has room, and does not have node {node}", formed.round);
             report.breaks(at, Rule::Asked, text);
         }
