@@ -12,6 +12,7 @@ use steadfast_common::records::keys::Keys;
 use steadfast_common::records::rendezvous::{AgentRecord, Runner};
 use steadfast_common::records::{JobOutcome, ResultRecord};
 use steadfast_common::role::Role;
+use steadfast_common::status::format::plural;
 use steadfast_coord::{Etcd, EtcdOptions, backoff};
 use steadfast_elastic_client::{Change, Membership, NodeError, NodeIdentity, Terms};
 use steadfast_host::random;
@@ -321,6 +322,10 @@ pub(crate) fn failure(error: &NodeError) -> Failure {
 pub(crate) fn describe(change: &Change) -> String {
     match change.nodes {
         0 => format!("a worker of {} has failed", change.failed),
+        1.. if 0 < change.surplus => {
+            let nodes = plural(change.surplus as usize, "node");
+            format!("the job is to have fewer workers: {nodes} to leave the round")
+        }
         1.. => format!("{} more nodes are ready to join", change.nodes),
         _ if change.lost.is_empty() => format!("{} nodes were lost", -change.nodes),
         _ => format!("lost {}", change.lost),

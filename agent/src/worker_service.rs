@@ -171,7 +171,7 @@ impl WorkerService {
     pub fn note_own_change(&self) {
         let revision = self.shared.lock().revision + 1;
         let (lost, failed) = (String::new(), String::new());
-        self.note(&Change { nodes: -1, lost, revision, failed });
+        self.note(&Change { nodes: -1, surplus: 0, lost, revision, failed });
     }
 
     /// Forgets what a worker has said. It is called when the worker has ended.

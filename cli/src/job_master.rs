@@ -6,6 +6,7 @@ use serde::de::DeserializeOwned;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::Generation;
 use steadfast_common::records::keys::Keys;
+use steadfast_common::records::scale::ScaleRecord;
 use steadfast_common::records::{MasterRecord, WaitsRecord};
 use steadfast_common::role::Role;
 use steadfast_common::status::ElasticStatus;
@@ -17,8 +18,8 @@ use steadfast_proto::MESSAGE_BYTES_MAX;
 use steadfast_proto::v1::elastic_client::ElasticClient;
 use steadfast_proto::v1::master_client::MasterClient;
 use steadfast_proto::v1::{
-    AmendJobRequest, DrainRequest, ElasticStatusRequest, RestoreCheckpointRequest, StatusRequest,
-    TakeCheckpointRequest, amend_job_request,
+    AmendJobRequest, DrainRequest, ElasticStatusRequest, RestoreCheckpointRequest, ScaleRequest,
+    StatusRequest, TakeCheckpointRequest, amend_job_request,
 };
 use tonic::{Response, Status};
 
@@ -69,6 +70,12 @@ impl JobMaster {
         let mut client = ElasticClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
         let asked = client.elastic_status(ElasticStatusRequest {});
         parsed(&answer(asked).await?.json)
+    }
+
+    /// Says how many workers the rounds of an elastic job are to have, and who decides that.
+    pub async fn scale(&mut self, request: ScaleRequest) -> Result<ScaleRecord, Failure> {
+        let mut client = ElasticClient::new(self.channel().await?);
+        parsed(&answer(client.scale(request)).await?.json)
     }
 
     /// Requests a checkpoint now, and waits for its outcome for at most `limit`.

@@ -72,6 +72,8 @@ fn facts(found: &BTreeMap<String, &[u8]>) -> Option<Vec<Fact>> {
     facts.extend(round.map(|record| Fact::Formed(Arc::new(record))));
     let commit: Option<CommitRecord> = optional(found.get(&keys.commit()))?;
     facts.extend(commit.map(|record| Fact::Committed(Arc::new(record))));
+    let scale = optional(found.get(&keys.workers_desired()))?;
+    facts.extend(scale.map(|record| Fact::Scaled(Arc::new(record))));
     let shared = optional(found.get(&keys.shared_state()))?;
     facts.extend(shared.map(|record| Fact::Shared(Arc::new(record))));
     for (key, value) in found {

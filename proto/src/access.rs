@@ -33,6 +33,7 @@ pub fn access(path: &str) -> &'static [Role] {
             | "DecideCommit" | "FetchRecords" | "Progress",
         ) => &[Trainer],
         ("steadfast.v1.Elastic", "ShutDown" | "ElasticStatus") => &[Trainer, Admin],
+        ("steadfast.v1.Elastic", "Scale") => &[Admin],
         ("steadfast.v1.Master", "ReportDamage") => &[Pserver],
         ("steadfast.v1.Master", "TakeCheckpoint") => &[Pserver, Admin],
         ("steadfast.v1.Master", "RestoreCheckpoint" | "AmendJob" | "Drain" | "Status") => &[Admin],

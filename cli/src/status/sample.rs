@@ -125,6 +125,7 @@ pub fn elastic() -> ElasticStatus {
         round: Round(3),
         world_size: 4,
         data: None,
+        scale: None,
         nodes: vec![
             NodeStatus {
                 host: Some("a".to_owned()),

@@ -104,8 +104,11 @@ pub struct DealtRecords {
 /// How a round changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// Nodes to be added or, negative, removed; 0 if the round goes on. Otherwise, the node joins again.
+    /// Nodes to be added, or that will have no place in the next round, or, negative, removed; 0 if the round goes on.
+    /// Otherwise, the node joins again.
     pub nodes: i64,
+    /// Those of them that will have no place.
+    pub surplus: u32,
     /// Addresses of removed nodes, for users.
     pub lost: String,
     /// Grows with each change of the nodes, and is the same for all of them.
@@ -266,8 +269,8 @@ impl NodeSession {
                 async move { ElasticClient::new(channel).watch(request).await }
             })
             .await?;
-        let WatchReply { change, lost, revision, failed } = reply;
-        Ok(Change { nodes: change, lost, revision, failed })
+        let WatchReply { change, surplus, lost, revision, failed } = reply;
+        Ok(Change { nodes: change, surplus, lost, revision, failed })
     }
 
     /// Enters a barrier of a round, and waits some seconds for it. `phase` counts how often the node passed

@@ -11,6 +11,7 @@ use crate::job::elastic::ElasticKind;
 use crate::records::ResultRecord;
 use crate::records::commits::CommitRecord;
 use crate::records::launch::{HostRecord, Outcome};
+use crate::records::scale::{ScaleMode, ScaleRecord};
 
 /// An elastic job at one point in time, as seen by its acting master or else read from etcd.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -35,6 +36,9 @@ pub struct ElasticStatus {
     /// The position in the data that the workers have reached; absent unless the job counts records.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<DataStatus>,
+    /// How many workers the rounds are to have, if a person or the master has chosen a number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scale: Option<ScaleStatus>,
     /// All known nodes: the members of the last round by rank, then the others.
     pub nodes: Vec<NodeStatus>,
     /// The launcher, if the job has or had one.
@@ -67,6 +71,19 @@ pub struct DataStatus {
     /// Tells how fast the workers used records lately, by their number, as this master has measured it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub speeds: Vec<SpeedStatus>,
+}
+
+/// How many workers the rounds are to have.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ScaleStatus {
+    #[serde(flatten)]
+    pub record: ScaleRecord,
+    /// What the master would do, in mode `advise`, or will do next.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub advice: Option<String>,
+    /// Before this time the master tries no other number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_try_unix_ms: Option<u64>,
 }
 
 /// The speed of a number of workers.
@@ -295,6 +312,7 @@ impl ElasticStatus {
         let help = "Workers of the round that was formed last";
         rows.push(row.gauge("steadfast_elastic_workers", help, self.world_size));
         rows.extend(self.data.iter().flat_map(|data| data.rows(self.world_size)));
+        rows.extend(self.scale.iter().flat_map(ScaleStatus::rows));
         if self.master.is_some() {
             let changes = usize::try_from(self.round.0.saturating_sub(1)).unwrap_or(usize::MAX);
             let help = "Restarts after failures, as agents have reported them to this master";
@@ -373,6 +391,22 @@ impl SpeedStatus {
         let digits = usize::from(self.records_per_second < 10.0);
         let workers = plural(self.workers as usize, "worker");
         format!("{workers} {:.digits$}/s", self.records_per_second)
+    }
+}
+
+impl ScaleStatus {
+    fn rows(&self) -> Vec<Row> {
+        let row = Row::text("workers", self.record.to_string());
+        let help = "Workers that the rounds are to have at most";
+        let name = "steadfast_elastic_workers_desired";
+        let row = match self.record.workers {
+            Some(workers) => row.gauge(name, help, workers),
+            None => row,
+        };
+        let label = if self.record.mode == ScaleMode::Auto { "next try" } else { "advice" };
+        let advice = self.advice.iter().map(|advice| Row::text(label, advice));
+        let pause = self.next_try_unix_ms.map(|next| Row::new("pause", Value::Until(next)));
+        std::iter::once(row).chain(advice).chain(pause).collect()
     }
 }
 

@@ -19,7 +19,7 @@ pub use document::{
 };
 pub use elastic::{
     DataStatus, ElasticPhase, ElasticStatus, HostStatus, LauncherStatus, NodePhase, NodeReport,
-    NodeStatus, SpeedStatus, WorkersPhase,
+    NodeStatus, ScaleStatus, SpeedStatus, WorkersPhase,
 };
 pub use standby::StandbyStatus;
 pub use stored::{StoredStatus, StoredTrainer};

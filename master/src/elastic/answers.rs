@@ -5,6 +5,7 @@ use std::sync::Arc;
 use steadfast_common::ids::{Phase, Round};
 use steadfast_common::machine::{Decision, Moment};
 use steadfast_common::records::rendezvous::AgentRecord;
+use steadfast_common::records::scale::ScaleRecord;
 use steadfast_master_core::rendezvous::{
     BarrierId, Caller, DealTerms, Directive, EndedBy, Fact, Held, Outcome,
 };
@@ -56,6 +57,10 @@ pub(super) enum Answer {
     Shared {
         token: Result<Option<u64>, ElasticError>,
         reply: Reply<Shared>,
+    },
+    Scaled {
+        decided: Decided,
+        reply: Reply<ScaleRecord>,
     },
     ShutDown {
         reply: Reply<ShutDown>,
@@ -139,6 +144,10 @@ impl ElasticJob {
                 });
                 Answer::Shared { token, reply }
             }
+            Event::Scale { wish, reply } => {
+                let decided = self.state.choose_scale(wish).map_err(ElasticError::from);
+                Answer::Scaled { decided: self.apply_if(moment, decided, decision), reply }
+            }
             Event::ShutDown { outcome, reason, reply } => {
                 let facts = self.state.shut_down(outcome, &reason);
                 self.apply(moment, facts, decision);
@@ -192,6 +201,9 @@ impl ElasticJob {
                 });
                 drop(reply.send(shared));
             }
+            Answer::Scaled { decided, reply } => {
+                drop(reply.send(decided.map(|()| self.state.scale_record())));
+            }
             Answer::ShutDown { reply } => {
                 let times = self.timings.rounds(steadfast_coord::now());
                 drop(reply.send(Ok(ShutDown { last: self.state.number(), times })));
@@ -233,19 +245,23 @@ impl ElasticJob {
 
 /// Converts what a member has to do into how its round changes.
 fn change_of(directive: Directive, revision: i64, failed: String) -> Change {
-    let (nodes, lost) = match directive {
-        Directive::Continue { .. } => {
-            return Change { nodes: 0, lost: String::new(), revision, failed };
+    let unchanged = Change { nodes: 0, surplus: 0, lost: String::new(), revision, failed };
+    match directive {
+        Directive::Continue { .. } => unchanged,
+        Directive::Join { added, surplus, lost } => {
+            let (nodes, surplus) = match lost.count {
+                0 => ((added + surplus) as i64, surplus as u32),
+                lost => (-(lost as i64), 0),
+            };
+            let lost = if nodes < 0 { lost.to_string() } else { String::new() };
+            Change { nodes, surplus, lost, failed: String::new(), ..unchanged }
         }
-        Directive::Join { added, lost } if lost.count == 0 => (added as i64, String::new()),
-        Directive::Join { lost, .. } => (-(lost.count as i64), lost.to_string()),
         // It waits for, or is a member of, a round that it does not know of: it asks again.
         Directive::Start(_)
         | Directive::Wait { .. }
         | Directive::WaitForPlace { .. }
-        | Directive::TooFew { .. } => (1, String::new()),
-    };
-    Change { nodes, lost, revision, failed: String::new() }
+        | Directive::TooFew { .. } => Change { nodes: 1, failed: String::new(), ..unchanged },
+    }
 }
 
 fn describe(ended: &EndedBy, round: Round) -> String {

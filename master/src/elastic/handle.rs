@@ -7,6 +7,7 @@ use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{NodeId, Phase, Round};
 use steadfast_common::records::JobOutcome;
 use steadfast_common::records::rendezvous::{RoundRecord, Runner, SharedRecord};
+use steadfast_common::records::scale::{ScaleRecord, ScaleWish};
 use steadfast_common::status::{ElasticStatus, NodeReport};
 use steadfast_master_core::rendezvous::{
     BarrierId, Caller, DealTerms, Directive, Held, JoinTerms, Refusal,
@@ -75,6 +76,10 @@ pub enum Event {
         state: Option<Vec<u8>>,
         reply: Reply<Shared>,
     },
+    Scale {
+        wish: ScaleWish,
+        reply: Reply<ScaleRecord>,
+    },
     ShutDown {
         outcome: JobOutcome,
         reason: String,
@@ -106,8 +111,10 @@ pub struct Known {
 /// How a node's round changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// Nodes to be added or, negative, removed; 0 if the round goes on.
+    /// Nodes to be added, or that will have no place, or, negative, removed; 0 if the round goes on.
     pub nodes: i64,
+    /// Those of them that will have no place.
+    pub surplus: u32,
     /// Addresses of removed nodes.
     pub lost: String,
     /// When nodes last joined or were removed.

@@ -239,6 +239,7 @@ struct View {
     round: u64,
     is_intact: bool,
     is_growing: bool,
+    is_shrinking: bool,
     has_given_up: bool,
     is_over: bool,
     /// Members whose workers have failed.
@@ -251,6 +252,7 @@ impl View {
             round: state.number().0,
             is_intact: state.is_intact(),
             is_growing: state.is_growing(settings, timers, now),
+            is_shrinking: state.is_shrinking(settings),
             has_given_up: state.has_given_up(settings, timers, now),
             is_over: state.result().is_some(),
             failed: 0,
@@ -277,6 +279,7 @@ fn changes_nodes(fact: &Fact) -> bool {
         | Fact::Dealt { .. }
         | Fact::DealtDeleted { .. }
         | Fact::Committed(_)
+        | Fact::Scaled(_)
         | Fact::Shared(_)
         | Fact::Ended(_) => false,
     }
@@ -292,6 +295,7 @@ fn bytes_of(event: &Event) -> usize {
         | Event::Look { .. }
         | Event::Deal { .. }
         | Event::GiveUp { .. }
+        | Event::Scale { .. }
         | Event::Find { .. }
         | Event::NextPhase { .. }
         | Event::ShutDown { .. } => 0,

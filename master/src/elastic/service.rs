@@ -14,6 +14,7 @@ use steadfast_common::records::JobOutcome;
 use steadfast_common::records::commits::RecordOrder;
 use steadfast_common::records::ranges::NUMBER_MAX;
 use steadfast_common::records::rendezvous::RoundRecord;
+use steadfast_common::records::scale::{ScaleMode, ScaleWish, WORKERS_MAX, WORTH_PERCENT};
 use steadfast_common::status::{ElasticStatus, NodeReport};
 use steadfast_host::time::{Instant, timeout};
 use steadfast_master_core::rendezvous::{
@@ -26,9 +27,10 @@ use steadfast_proto::v1::{
     AnnounceReply, AnnounceRequest, BarrierReply, BarrierRequest, DealReply, DealRequest,
     ElasticMember, ElasticRound, ElasticStatusReply, ElasticStatusRequest, EnterReply,
     EnterRequest, Entries, GetClusterSpecReply, GetClusterSpecRequest, GetWaitingNodesReply,
-    GetWaitingNodesRequest, GiveUpReply, GiveUpRequest, JoinReply, JoinRequest, Node,
-    ShareStateReply, ShareStateRequest, ShutDownReply, ShutDownRequest, SynchronizeReply,
-    SynchronizeRequest, WatchReply, WatchRequest, enter_reply, join_reply,
+    GetWaitingNodesRequest, GiveUpReply, GiveUpRequest, JoinReply, JoinRequest, Node, ScaleReply,
+    ScaleRequest, ShareStateReply, ShareStateRequest, ShutDownReply, ShutDownRequest,
+    SynchronizeReply, SynchronizeRequest, WatchReply, WatchRequest, enter_reply, join_reply,
+    scale_request,
 };
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
@@ -249,6 +251,28 @@ fn encoded_round(record: &RoundRecord) -> Vec<u8> {
     .encode_to_vec()
 }
 
+/// Reads what a person asks for.
+fn scale_wish(request: &ScaleRequest) -> Result<ScaleWish, Status> {
+    let mode = match request.mode() {
+        scale_request::Mode::Kept => None,
+        scale_request::Mode::Off => Some(ScaleMode::Off),
+        scale_request::Mode::Advise => Some(ScaleMode::Advise),
+        scale_request::Mode::Auto => Some(ScaleMode::Auto),
+    };
+    let ScaleRequest { workers, worth_percent, .. } = *request;
+    if let Some(workers) = workers.filter(|workers| WORKERS_MAX < *workers) {
+        let message = format!("{workers} workers are too many; use at most {WORKERS_MAX}");
+        return Err(status(ErrorKind::Invalid, message));
+    }
+    if let Some(percent) = worth_percent.filter(|percent| !WORTH_PERCENT.contains(percent)) {
+        let (least, most) = (WORTH_PERCENT.start(), WORTH_PERCENT.end());
+        let message = format!("{percent} % is no such part; use {least} to {most}");
+        return Err(status(ErrorKind::Invalid, message));
+    }
+    let workers = workers.map(|workers| Some(workers).filter(|workers| *workers != 0));
+    Ok(ScaleWish { mode, workers, worth_percent })
+}
+
 /// Returns what a node does next.
 fn next(directive: &Directive, rounds: &EncodedOnce<RoundRecord>) -> join_reply::Next {
     match directive {
@@ -256,9 +280,9 @@ fn next(directive: &Directive, rounds: &EncodedOnce<RoundRecord>) -> join_reply:
         Directive::Wait { awaited, missing, .. } => {
             join_reply::Next::Wait(describe_wait(awaited, *missing))
         }
-        Directive::WaitForPlace { round, nodes_max } => join_reply::Next::Wait(format!(
-            "waits for a place: round {round} has the maximum of {nodes_max} nodes"
-        )),
+        Directive::WaitForPlace { round, limit } => {
+            join_reply::Next::Wait(format!("waits for a place: round {round} {limit}"))
+        }
         Directive::TooFew { awaited, waiting, nodes_min } => {
             let others = if awaited.count == 0 {
                 String::new()
@@ -376,8 +400,9 @@ impl Elastic for Service {
         let is_final = |change: &Change| change.nodes != known_change || !change.failed.is_empty();
         let rounds = handle.rounds.clone();
         let change = ask_until(&handle, rounds, wait(wait_ms), event, is_final).await;
-        let Change { nodes, lost, revision, failed } = change.map_err(|error| reject(&error))?;
-        Ok(Response::new(WatchReply { change: nodes, lost, revision, failed }))
+        let change = change.map_err(|error| reject(&error))?;
+        let Change { nodes, surplus, lost, revision, failed } = change;
+        Ok(Response::new(WatchReply { change: nodes, surplus, lost, revision, failed }))
     }
 
     async fn give_up(
@@ -434,6 +459,15 @@ impl Elastic for Service {
             state: shared.record.map(|record| record.state.clone().into()),
             accepted: shared.accepted,
         }))
+    }
+
+    async fn scale(&self, request: Request<ScaleRequest>) -> Result<Response<ScaleReply>, Status> {
+        let wish = scale_wish(request.get_ref())?;
+        let event = |reply| Event::Scale { wish, reply };
+        let record = self.handle()?.ask(event).await.map_err(|error| reject(&error))?;
+        let json = serde_json::to_vec(&record)
+            .map_err(|error| status(ErrorKind::Internal, error.to_string()))?;
+        Ok(Response::new(ScaleReply { json: json.into() }))
     }
 
     async fn elastic_status(

@@ -7,9 +7,10 @@ use steadfast_common::job::elastic::ElasticKind;
 use steadfast_common::records::JobOutcome;
 use steadfast_common::records::commits::DataPosition;
 use steadfast_common::records::rendezvous::AgentRecord;
+use steadfast_common::records::scale::{ScaleMemory, ScaleRecord};
 use steadfast_common::status::{
-    DataStatus, ElasticPhase, ElasticStatus, NodePhase, NodeReport, NodeStatus, SpeedStatus,
-    TimelineEvent, TimelineKind, WorkersPhase,
+    DataStatus, ElasticPhase, ElasticStatus, NodePhase, NodeReport, NodeStatus, ScaleStatus,
+    SpeedStatus, TimelineEvent, TimelineKind, WorkersPhase,
 };
 use steadfast_coord::now;
 use steadfast_master_core::rendezvous::{Fact, KNOWN_MAX, Rendezvous, Settings, Timers};
@@ -96,6 +97,9 @@ impl Timeline {
                 let what = format!("round {round} begins at record {used} of pass {pass}");
                 self.add(unix_ms, TimelineKind::Other, what);
             }
+            Fact::Scaled(record) => {
+                self.add(unix_ms, TimelineKind::Other, format!("workers: {record}"));
+            }
             Fact::Ended(result) => match result.state {
                 JobOutcome::Finished => {
                     self.add(unix_ms, TimelineKind::Other, "the job finished".to_owned());
@@ -166,6 +170,11 @@ pub(super) fn of(
             records,
             commit: state.commit().map(|commit| (**commit).clone()),
             speeds: Vec::new(),
+        }),
+        scale: state.scale().map(|record| ScaleStatus {
+            record: ScaleRecord { memory: ScaleMemory::default(), ..(**record).clone() },
+            advice: None,
+            next_try_unix_ms: None,
         }),
         nodes: state.nodes_shown(),
         launcher: None,

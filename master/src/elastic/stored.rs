@@ -98,6 +98,8 @@ pub(super) async fn read(etcd: &Etcd, keys: &Keys) -> Result<Rendezvous, CoordEr
     }
     let commit = etcd.get_json(&keys.commit()).await?;
     facts.extend(commit.map(|record| Fact::Committed(Arc::new(record))));
+    let scale = etcd.get_json(&keys.workers_desired()).await?;
+    facts.extend(scale.map(|record| Fact::Scaled(Arc::new(record))));
     let shared = etcd.get_json(&keys.shared_state()).await?;
     facts.extend(shared.map(|record| Fact::Shared(Arc::new(record))));
     let result = etcd.get_json(&keys.result()).await?;
@@ -141,6 +143,7 @@ pub(super) fn write(keys: &Keys, fact: &Fact, to: &mut Transaction) {
         }
         Fact::DealtDeleted { round } => to.delete_all(&keys.dealt_prefix(*round)),
         Fact::Committed(record) => to.add(Op::put(&keys.commit(), &**record)),
+        Fact::Scaled(record) => to.add(Op::put(&keys.workers_desired(), &**record)),
         Fact::Shared(record) => to.add(Op::put(&keys.shared_state(), &**record)),
         Fact::Ended(record) => to.add(Op::put(&keys.result(), &**record)),
     }

@@ -8,11 +8,11 @@ use serde_json::Value;
 use steadfast_common::ids::{NodeId, Round};
 use steadfast_common::records::keys::Keys;
 use steadfast_tests::{
-    Certificates, Ended, EtcdServer, Recorder, Scene, Signal, etcdctl, free_address, program,
-    within,
+    Certificates, Ended, EtcdServer, Process, Recorder, Scene, Signal, etcdctl, free_address,
+    program, within,
 };
 
-use crate::job::{ElasticJob, LIMIT};
+use crate::job::{ElasticJob, LIMIT, starts};
 
 /// Fails once when a file says so, and otherwise runs until it is stopped.
 const WORKER: &str = "echo start $STEADFAST_ROUND; \
@@ -163,7 +163,7 @@ fn other_commands_work_on_agents_or_name_what_to_do_instead() {
     for (args, message) in [
         (&["slots"][..], "`steadfast status` shows its nodes"),
         (&["tasks"], "`steadfast status` shows its rounds"),
-        (&["scale", "--slots", "2"], "start or stop agents (`steadfast run`)"),
+        (&["scale", "--slots", "2"], "it has no slots; use --workers"),
         (&["checkpoint", "list"], "its program writes its own"),
         (&["checkpoint", "now"], "its program writes its own"),
         (&["audit"], "pass --history history.json"),
@@ -291,4 +291,44 @@ fn a_rendezvous_advertises_the_address_of_its_master() {
         let record = etcdctl(&format!("http://{etcd}"), &["get", "--print-value-only", &key]);
         record.contains("\"address\":\"node-7:").then_some(())
     });
+}
+
+/// S002-10: an operator gives a job fewer workers while it runs, and more again; a node that had to go takes the place of
+/// one that is lost.
+#[test]
+fn the_number_of_workers_is_changed_while_the_job_runs() {
+    let scene = Scene::new();
+    let job = ElasticJob::start(&scene, "1:4", &["--last-call", "300ms"]);
+    let url = &url(&job);
+    let mut agents: Vec<Process> = ["a", "b", "c"].map(|name| job.agent(name)).into();
+    job.until_running(3);
+    let scaled = shown(url, &["scale", "--workers", "2"]);
+    assert_eq!(scaled, "job job: workers at most 2, chosen by a person (mode advise)\n");
+    job.until_running(2);
+    until_shown(url, &["why"], "waits for a place: round 2 is to have at most 2 workers");
+    let text = shown(url, &["status"]);
+    assert!(text.contains("at most 2, chosen by a person"), "{text}");
+    // The node that waits takes the place of a member that dies.
+    let waiting =
+        agents.iter().position(|agent| starts(agent).last().is_some_and(|it| it.round == 1));
+    let lost = agents.remove((waiting.expect("one waits") + 1) % 3);
+    lost.signal(Signal::SIGKILL);
+    job.until("a round without the lost node runs", |status| {
+        status["state"] == "running" && status["world_size"] == 2 && status["round"] == 3
+    });
+    assert!(shown(url, &["scale", "--workers", "all"]).contains("as many as the nodes can run"));
+    agents.push(job.agent("d"));
+    job.until_running(3);
+    // What makes no sense is refused with the way out.
+    for (args, wanted) in [
+        (&["scale", "--workers", "0"][..], "use a number from 1 to"),
+        (&["scale", "--worth", "0"], "use a number from 1 to 100"),
+        (&["scale", "--slots", "2"], "use --workers"),
+        (&["scale"], "--slots"),
+    ] {
+        let ended = tool(url, args, &[]);
+        assert_eq!(ended.code, Some(2), "{args:?}: {}", ended.stderr);
+        assert!(ended.stderr.contains(wanted), "{args:?}: {}", ended.stderr);
+    }
+    assert!(shown(url, &["scale", "--auto"]).contains("(mode auto)"));
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use steadfast_common::ids::{Millis, NodeId, Round};
+use steadfast_common::ids::{Incarnation, Millis, NodeId, Round};
 use steadfast_common::records::rendezvous::{
     MemberRecord, NodeRecord, NodeState, RoundData, RoundRecord,
 };
@@ -64,6 +64,8 @@ pub(super) enum GatheringState {
     Starting { until: Millis },
     /// The round is intact, and its members are asked to join the next one.
     Growing,
+    /// The round is intact and has more workers than are desired: its members are asked to join the next one.
+    Shrinking,
     /// Members of the last round, starting nodes, or any nodes at all have to join.
     Gathering { until: Millis },
     /// There are too few nodes, and have been for longer than the join timeout.
@@ -88,13 +90,14 @@ impl Rendezvous {
         }
         match self.gathering_state(settings, timers, now) {
             GatheringState::Complete => self.form(settings),
-            GatheringState::Overdue => self.late_nodes(settings.nodes.max() as usize),
+            GatheringState::Overdue => self.late_nodes(settings),
             GatheringState::TooFew if self.is_closing() => self.fail_to_close(settings),
             GatheringState::Quiet
             | GatheringState::Closing
             | GatheringState::Full
             | GatheringState::Starting { .. }
             | GatheringState::Growing
+            | GatheringState::Shrinking
             | GatheringState::Gathering { .. }
             | GatheringState::TooFew
             | GatheringState::LastCall { .. } => Vec::new(),
@@ -112,6 +115,7 @@ impl Rendezvous {
             | GatheringState::Closing
             | GatheringState::Full
             | GatheringState::Growing
+            | GatheringState::Shrinking
             | GatheringState::TooFew => None,
         }
     }
@@ -119,6 +123,11 @@ impl Rendezvous {
     /// Returns whether the members of an intact round are asked to join the next one.
     pub fn is_growing(&self, settings: &Settings, timers: &Timers, now: Millis) -> bool {
         self.gathering_state(settings, timers, now) == GatheringState::Growing
+    }
+
+    /// Returns whether the members of an intact round are asked to join a smaller one.
+    pub fn is_shrinking(&self, settings: &Settings) -> bool {
+        self.is_intact() && !self.is_closing() && 0 < self.surplus(settings)
     }
 
     /// Returns whether too few nodes joined within the join timeout.
@@ -134,12 +143,15 @@ impl Rendezvous {
     ) -> GatheringState {
         let mut timers = *timers;
         timers.follow(now, self, settings);
-        let (min, max) = (settings.nodes.min() as usize, settings.nodes.max() as usize);
+        let (min, max) = (settings.nodes.min() as usize, self.places(settings));
         let (waiting, in_place) = (self.index.waiting.len(), self.index.in_place.len());
         let until = Millis(timers.stage_since.0.saturating_add(settings.join_timeout_ms));
-        let (is_overdue, awaits_starting) = (until <= now, self.waits_for_starting(max));
+        let (is_overdue, awaits_starting) = (until <= now, self.waits_for_starting(settings));
         if self.is_closing() && self.is_intact() {
             return GatheringState::Closing;
+        }
+        if self.is_shrinking(settings) {
+            return GatheringState::Shrinking;
         }
         if waiting == 0 {
             return GatheringState::Quiet;
@@ -175,14 +187,14 @@ impl Rendezvous {
     }
 
     /// Returns whether a node that is starting would get a place in the next round.
-    fn waits_for_starting(&self, max: usize) -> bool {
+    fn waits_for_starting(&self, settings: &Settings) -> bool {
         let places_taken = self.index.waiting.len() + self.index.in_place.len();
-        !self.index.starting.is_empty() && places_taken < max
+        !self.index.starting.is_empty() && places_taken < self.places_with_starting(settings)
     }
 
     /// Returns the nodes that have to join before the next round is formed.
     pub(super) fn nodes_awaited(&self, settings: &Settings) -> Names {
-        let starting = match self.waits_for_starting(settings.nodes.max() as usize) {
+        let starting = match self.waits_for_starting(settings) {
             true => Names::of(self, &self.index.starting),
             false => Names::default(),
         };
@@ -190,9 +202,9 @@ impl Rendezvous {
     }
 
     /// Gives up waiting for some of the awaited nodes. An intact round is not broken up by this.
-    fn late_nodes(&self, max: usize) -> Vec<Fact> {
+    fn late_nodes(&self, settings: &Settings) -> Vec<Fact> {
         let members = self.index.in_place.iter().filter(|_| !self.is_intact());
-        let starting = self.index.starting.iter().filter(|_| self.waits_for_starting(max));
+        let starting = self.index.starting.iter().filter(|_| self.waits_for_starting(settings));
         let late = members.chain(starting).take(FACTS_MAX).filter_map(|node| {
             let record = NodeRecord { state: NodeState::Late, ..self.nodes.get(node)?.clone() };
             Some(Fact::Node { node: *node, record })
@@ -207,12 +219,9 @@ impl Rendezvous {
         let waiting = self.index.waiting.iter();
         let mut chosen: Vec<(NodeId, &NodeRecord)> =
             waiting.filter_map(|node| Some((*node, self.nodes.get(node)?))).collect();
-        let rank = |node: &NodeId, record: &NodeRecord| {
-            self.rank_of(*node, record.incarnation).unwrap_or(usize::MAX)
-        };
-        chosen.sort_by_cached_key(|(node, it)| (rank(node, it), it.incarnation, *node));
-        chosen.truncate(settings.nodes.max() as usize);
-        chosen.sort_by_cached_key(|(node, it)| (rank(node, it), it.seniority(), *node));
+        chosen.sort_by_cached_key(|(node, it)| self.precedence(*node, it));
+        chosen.truncate(self.places_of(chosen.iter().map(|(_, it)| *it), settings));
+        chosen.sort_by_cached_key(|(node, it)| (self.old_rank(*node, it), it.seniority(), *node));
         let mut world_size = 0;
         let members = chosen.into_iter().map(|(node, record)| {
             let NodeRecord { incarnation, address, slots, .. } = record.clone();
@@ -235,5 +244,19 @@ impl Rendezvous {
         }
         facts.push(formed);
         facts
+    }
+
+    /// Returns the key by which nodes are taken into the next round: members of the last one, then the oldest others.
+    pub(super) fn precedence(
+        &self,
+        node: NodeId,
+        record: &NodeRecord,
+    ) -> (usize, Incarnation, NodeId) {
+        (self.old_rank(node, record), record.incarnation, node)
+    }
+
+    /// Returns the rank in the last round; the highest number for others.
+    fn old_rank(&self, node: NodeId, record: &NodeRecord) -> usize {
+        self.rank_of(node, record.incarnation).unwrap_or(usize::MAX)
     }
 }

@@ -8,6 +8,7 @@ use steadfast_common::ids::{Millis, NodeId, Phase, Round};
 use steadfast_common::records::rendezvous::{
     AgentRecord, EXIT_TAG, NodeRecord, NodeState, RoundRecord, SLOTS_MAX,
 };
+use steadfast_common::status::format::plural;
 
 use super::gathering::{GatheringState, Timers};
 use super::state::{Fact, Rendezvous, Standing};
@@ -36,15 +37,35 @@ pub enum Directive {
     Continue { round: Round },
     /// Starts its workers: it is a member of this round, which it did not know.
     Start(Arc<RoundRecord>),
-    /// Asks to join the next round: `added` nodes wait for a place in it, and `lost` nodes of its round are
-    /// gone.
-    Join { added: usize, lost: Names },
+    /// Asks to join the next round: `added` nodes wait for a place in it, `surplus` members of its round will have none,
+    /// and `lost` ones are gone.
+    Join { added: usize, surplus: usize, lost: Names },
     /// Waits: for these nodes, for `missing` nodes below the minimum, and at most until this time.
     Wait { awaited: Names, missing: usize, until: Option<Millis> },
     /// Waits until the round, which has the maximum number of nodes, loses one.
-    WaitForPlace { round: Round, nodes_max: u32 },
+    WaitForPlace { round: Round, limit: Limit },
     /// Gives up, or goes on waiting: too few nodes joined within the join timeout.
     TooFew { awaited: Names, waiting: usize, nodes_min: u32 },
+}
+
+/// What limits the nodes of a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// The job has no more nodes.
+    Nodes(u32),
+    /// The job is to have no more workers.
+    Workers(u32),
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nodes(nodes) => write!(f, "has the maximum of {nodes} nodes"),
+            Self::Workers(workers) => {
+                write!(f, "is to have at most {}", plural(*workers as usize, "worker"))
+            }
+        }
+    }
 }
 
 /// A node, as it is reported to users.
@@ -167,16 +188,16 @@ impl Rendezvous {
         Ok(match self.standing_of(caller)? {
             Standing::Waiting => self.waiting_directive(gathering, settings, now),
             Standing::InPlace => self.member_directive(known, gathering, settings),
-            Standing::Starting => Directive::Join { added: 0, lost: Names::default() },
+            Standing::Starting => Directive::Join { added: 0, surplus: 0, lost: Names::default() },
             Standing::Late => {
                 let lost = Names::of(self, &BTreeSet::from([caller.node]));
-                Directive::Join { added: 0, lost }
+                Directive::Join { added: 0, surplus: 0, lost }
             }
         })
     }
 
-    /// Returns how many nodes are to be added to the caller's round or, negative and with priority, how many
-    /// were removed from it. If it is not zero, the node joins again.
+    /// Returns how many nodes are to be added to the caller's round, or will have no place in the next one, or, negative
+    /// and with priority, how many were removed from it. If it is not zero, the node joins again.
     ///
     /// # Errors
     /// If the incarnation is not known: the node registers again, and joins.
@@ -188,7 +209,7 @@ impl Rendezvous {
         now: Millis,
     ) -> Result<i64, Refusal> {
         Ok(match self.ask(caller, self.number(), settings, timers, now)? {
-            Directive::Join { added, lost } if lost.count == 0 => added as i64,
+            Directive::Join { added, surplus, lost } if lost.count == 0 => (added + surplus) as i64,
             Directive::Join { lost, .. } => -(lost.count as i64),
             Directive::Continue { .. }
             | Directive::Start(_)
@@ -210,12 +231,22 @@ impl Rendezvous {
         {
             return Directive::Start(Arc::clone(record));
         }
-        if self.is_intact() && gathering != GatheringState::Growing {
+        let is_changing = matches!(gathering, GatheringState::Growing | GatheringState::Shrinking);
+        if self.is_intact() && !is_changing {
             return Directive::Continue { round };
         }
-        let places = (settings.nodes.max() as usize).saturating_sub(self.index.in_place.len());
+        let places = self.places(settings).saturating_sub(self.index.in_place.len());
         let added = self.index.waiting.len().min(places);
-        Directive::Join { added, lost: self.lost_members() }
+        Directive::Join { added, surplus: self.surplus(settings), lost: self.lost_members() }
+    }
+
+    /// Returns what keeps waiting nodes out of the round.
+    pub(super) fn limit(&self, settings: &Settings) -> Limit {
+        let workers = self.scale.as_ref().and_then(|record| record.workers);
+        match workers.filter(|_| self.places(settings) < settings.nodes.max() as usize) {
+            Some(workers) => Limit::Workers(workers),
+            None => Limit::Nodes(settings.nodes.max()),
+        }
     }
 
     /// Returns the members that were lost before they succeeded.
@@ -246,12 +277,14 @@ impl Rendezvous {
         };
         match gathering {
             GatheringState::Full => {
-                Directive::WaitForPlace { round: self.number(), nodes_max: nodes.max() }
+                Directive::WaitForPlace { round: self.number(), limit: self.limit(settings) }
             }
             GatheringState::Starting { until } => {
                 wait(Names::of(self, &self.index.starting), Some(until))
             }
-            GatheringState::Growing => wait(Names::of(self, &self.index.in_place), None),
+            GatheringState::Growing | GatheringState::Shrinking => {
+                wait(Names::of(self, &self.index.in_place), None)
+            }
             GatheringState::Gathering { until } => wait(self.nodes_awaited(settings), Some(until)),
             GatheringState::TooFew => {
                 let awaited = self.nodes_awaited(settings);

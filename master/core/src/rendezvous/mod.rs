@@ -29,6 +29,7 @@ mod membership;
 mod recovery;
 mod refusal;
 mod report;
+mod scaling;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -42,7 +43,7 @@ pub use barriers::{
 };
 pub use dealing::{DealTerms, Held};
 pub use gathering::{FACTS_MAX, Timers};
-pub use membership::{Directive, JoinTerms, KNOWN_MAX, Name, Names};
+pub use membership::{Directive, JoinTerms, KNOWN_MAX, Limit, Name, Names};
 pub use recovery::InvalidRecord;
 pub use refusal::Refusal;
 pub use state::{Entries, Fact, Rendezvous};

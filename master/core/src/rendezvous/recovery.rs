@@ -116,6 +116,7 @@ fn check(fact: &Fact) -> Result<(), InvalidRecord> {
         | Fact::Dealt { .. }
         | Fact::DealtDeleted { .. }
         | Fact::Committed(_)
+        | Fact::Scaled(_)
         | Fact::Shared(_)
         | Fact::Ended(_) => Ok(()),
     }

@@ -82,10 +82,16 @@ impl Rendezvous {
                 )]
             }
             GatheringState::Full => vec![format!(
-                "{waiting} waits for a place: round {} has the maximum of {} nodes",
+                "{waiting} waits for a place: round {} {}",
                 self.number(),
-                settings.nodes.max()
+                self.limit(settings)
             )],
+            GatheringState::Shrinking => {
+                let surplus = self.surplus(settings);
+                let what = if surplus == 1 { "node has" } else { "nodes have" };
+                let limit = self.limit(settings);
+                vec![format!("{surplus} {what} to leave: round {} {limit}", self.number())]
+            }
             GatheringState::Starting { .. }
             | GatheringState::Growing
             | GatheringState::Gathering { .. } => {
@@ -115,7 +121,7 @@ impl Rendezvous {
         let awaited = match self.gathering_state(settings, timers, now) {
             GatheringState::Closing => self.missing(EXIT_TAG, Phase(0)),
             GatheringState::Quiet if self.is_intact() => Names::default(),
-            GatheringState::Quiet | GatheringState::Growing => {
+            GatheringState::Quiet | GatheringState::Growing | GatheringState::Shrinking => {
                 Names::of(self, &self.index.in_place)
             }
             GatheringState::Starting { .. } => Names::of(self, &self.index.starting),
@@ -150,7 +156,9 @@ impl Rendezvous {
         let missing = (settings.nodes.min() as usize).saturating_sub(waiting);
         let awaited = match gathering {
             GatheringState::Starting { .. } => Names::of(self, &self.index.starting),
-            GatheringState::Growing => Names::of(self, &self.index.in_place),
+            GatheringState::Growing | GatheringState::Shrinking => {
+                Names::of(self, &self.index.in_place)
+            }
             GatheringState::Closing => self.missing(EXIT_TAG, Phase(0)),
             GatheringState::Quiet
             | GatheringState::Full

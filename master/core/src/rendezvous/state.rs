@@ -10,6 +10,9 @@ use steadfast_common::records::ranges::Ranges;
 use steadfast_common::records::rendezvous::{
     MemberRecord, NodeRecord, NodeState, RoundRecord, SharedRecord,
 };
+use steadfast_common::records::scale::ScaleRecord;
+
+use super::scaling::Fitting;
 
 /// A durable change. Each is one key in etcd, or the deletion of one key or prefix.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,6 +37,8 @@ pub enum Fact {
     DealtDeleted { round: Round },
     /// All members have the same state, which has seen these records.
     Committed(Arc<CommitRecord>),
+    /// The rounds are to have another number of workers.
+    Scaled(Arc<ScaleRecord>),
     /// The shared state was replaced.
     Shared(Arc<SharedRecord>),
     /// The job is over.
@@ -56,6 +61,9 @@ pub struct Rendezvous {
     /// The records that cannot be dealt, behind the first one that the last commit has not seen. They follow from the
     /// other fields, once a commit of the last round has been decided.
     pub(super) taken: Ranges,
+    pub(super) scale: Option<Arc<ScaleRecord>>,
+    /// It follows from the other fields.
+    pub(super) fitting: Fitting,
     pub(super) shared: Option<Arc<SharedRecord>>,
     ended: Option<Arc<ResultRecord>>,
 }
@@ -120,14 +128,17 @@ impl Rendezvous {
             Fact::Node { node, record } => {
                 self.nodes.insert(*node, record.clone());
                 self.reindex(*node);
+                self.follow_fitting();
             }
             Fact::Removed { node } => {
                 self.nodes.remove(node);
                 self.reindex(*node);
+                self.follow_fitting();
             }
             Fact::Formed(record) => {
                 self.round = Some(Arc::clone(record));
                 self.rebuild_index();
+                self.follow_fitting();
             }
             Fact::TagsDeleted { .. } => self.tags.clear(),
             Fact::Dealt { node, record, .. } => {
@@ -150,6 +161,10 @@ impl Rendezvous {
             Fact::Committed(record) => {
                 self.commit = Some(Arc::clone(record));
                 self.follow_taken();
+            }
+            Fact::Scaled(record) => {
+                self.scale = Some(Arc::clone(record));
+                self.follow_fitting();
             }
             Fact::Shared(record) => self.shared = Some(Arc::clone(record)),
             Fact::Ended(record) => self.ended = Some(Arc::clone(record)),

@@ -24,7 +24,13 @@ fn events(nodes: usize) -> Vec<Event> {
             Event::Noticed(node),
         ]
     };
-    (0..nodes).flat_map(of).chain([Event::TimePasses]).collect()
+    let others = [
+        Event::Scales(1, Fate::Answered),
+        Event::Scales(3, Fate::MasterDies),
+        Event::Scales(100, Fate::Answered),
+        Event::TimePasses,
+    ];
+    (0..nodes).flat_map(of).chain(others).collect()
 }
 
 /// Applies every event in every state that can be reached in `depth` events; returns the number of states.
@@ -120,6 +126,28 @@ fn every_interleaving_around_the_end_keeps_the_rules() {
             Event::Polls(0),
             Event::Polls(1),
             Event::Succeeds(0, Fate::Answered),
+        ],
+    );
+    let states = explore(start, 3, DEPTH);
+    assert!(500 < states, "explored only {states} states");
+}
+
+/// S002-10: the same from a full round of three nodes that is to have fewer workers, which some have heard.
+#[test]
+fn every_interleaving_around_a_smaller_round_keeps_the_rules() {
+    let start = world_after(
+        3,
+        &[
+            Event::Boots(0),
+            Event::Boots(1),
+            Event::Boots(2),
+            Event::Joins(1, Fate::Answered),
+            Event::Joins(0, Fate::Answered),
+            Event::Joins(2, Fate::Answered),
+            Event::Polls(0),
+            Event::Polls(1),
+            Event::Scales(3, Fate::MasterDies),
+            Event::Joins(1, Fate::Answered),
         ],
     );
     let states = explore(start, 3, DEPTH);

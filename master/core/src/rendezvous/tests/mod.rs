@@ -10,6 +10,7 @@ mod large;
 mod membership;
 mod recovery;
 mod rounds;
+mod scaling;
 mod shared;
 mod world;
 

@@ -150,7 +150,7 @@ fn a_late_node_waits_and_triggers_a_re_formation() {
         panic!("{:?}", master.ask(2, 0));
     };
     assert_eq!(addresses(&awaited), [address(0), address(1)]);
-    let joins = Directive::Join { added: 1, lost: Names::default() };
+    let joins = Directive::Join { added: 1, surplus: 0, lost: Names::default() };
     assert_eq!((master.ask(0, 1), master.waiting_nodes(1)), (joins, 1));
     master.join(0, 1);
     assert_eq!(master.waiting_nodes(1), 2, "node 0 has left the round for the next one");
@@ -243,7 +243,7 @@ fn below_the_minimum_no_round_is_formed() {
 fn a_node_over_the_maximum_waits_until_one_is_lost() {
     let mut master = Master::with_round(3, 2, 3);
     (3..5).for_each(|node| master.join(node, 0));
-    let waits = Directive::WaitForPlace { round: Round(1), nodes_max: 3 };
+    let waits = Directive::WaitForPlace { round: Round(1), limit: Limit::Nodes(3) };
     assert_eq!((master.ask(3, 0), master.waiting_nodes(0)), (waits.clone(), 0));
     assert_eq!(master.ask(0, 1), Directive::Continue { round: Round(1) });
     assert_eq!(master.state.deadline(&master.settings, &master.timers, master.now), None);
@@ -251,7 +251,10 @@ fn a_node_over_the_maximum_waits_until_one_is_lost() {
     assert_eq!(master.waiting_nodes(0), -1);
     [0, 2].into_iter().for_each(|node| master.join(node, 1));
     assert_eq!(master.members(), [id(0), id(2), id(3)]);
-    assert_eq!(master.ask(4, 0), Directive::WaitForPlace { round: Round(2), nodes_max: 3 });
+    assert_eq!(
+        master.ask(4, 0),
+        Directive::WaitForPlace { round: Round(2), limit: Limit::Nodes(3) }
+    );
 }
 
 /// S003-25: a member may ask for the next round by itself, such as after its workers failed.
@@ -260,7 +263,7 @@ fn a_member_that_asks_again_brings_all_members_into_the_next_round() {
     let mut master = Master::with_round(3, 2, 3);
     master.join(4, 0);
     master.join(1, 1);
-    assert_eq!(master.ask(0, 1), Directive::Join { added: 1, lost: Names::default() });
+    assert_eq!(master.ask(0, 1), Directive::Join { added: 1, surplus: 0, lost: Names::default() });
     [0, 2].into_iter().for_each(|node| master.join(node, 1));
     assert_eq!(master.members(), [id(0), id(1), id(2)], "node 4 is over the maximum");
 }

@@ -5,6 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use steadfast_common::records::keys::{Keys, TagKey};
 use steadfast_common::records::rendezvous::{EXIT_TAG, MemberRecord, ReleaseRecord};
+use steadfast_common::records::scale::ScaleWish;
 use steadfast_common::records::{JobOutcome, ResultRecord};
 
 use super::*;
@@ -29,6 +30,8 @@ pub enum Event {
     Dies(usize),
     /// The master learns that a node's lease has ended.
     Noticed(usize),
+    /// A person chooses how many workers a round has at most.
+    Scales(u32, Fate),
     /// Time passes until the next deadline.
     TimePasses,
 }
@@ -67,6 +70,8 @@ pub struct World {
     released: BTreeSet<u64>,
     /// The members of the last round whose workers have succeeded in it.
     succeeded: BTreeSet<usize>,
+    /// The number of workers that a person has chosen.
+    workers_max: Option<u32>,
 }
 
 fn keys() -> Keys {
@@ -105,6 +110,9 @@ fn store(etcd: &mut BTreeMap<String, Vec<u8>>, fact: &Fact) {
         Fact::Committed(record) => {
             etcd.insert(keys.commit(), serde_json::to_vec(&**record).unwrap());
         }
+        Fact::Scaled(record) => {
+            etcd.insert(keys.workers_desired(), serde_json::to_vec(&**record).unwrap());
+        }
         Fact::Shared(record) => {
             etcd.insert(keys.shared_state(), serde_json::to_vec(&**record).unwrap());
         }
@@ -127,6 +135,9 @@ fn recover(etcd: &BTreeMap<String, Vec<u8>>) -> Rendezvous {
         }
         if *key == keys.commit() {
             return Fact::Committed(Arc::new(serde_json::from_slice(value).unwrap()));
+        }
+        if *key == keys.workers_desired() {
+            return Fact::Scaled(Arc::new(serde_json::from_slice(value).unwrap()));
         }
         if *key == keys.result() {
             return Fact::Ended(Arc::new(serde_json::from_slice(value).unwrap()));
@@ -161,6 +172,7 @@ impl World {
             entered: BTreeSet::new(),
             released: BTreeSet::new(),
             succeeded: BTreeSet::new(),
+            workers_max: None,
         }
     }
 
@@ -179,6 +191,7 @@ impl World {
             Event::Succeeds(node, fate) => world.succeed(node, fate),
             Event::Dies(node) => world.agents[node].incarnation.take().is_some(),
             Event::Noticed(node) => world.notice(node),
+            Event::Scales(workers, fate) => world.scale(workers, fate),
             Event::TimePasses => world.pass(),
         };
         is_possible.then_some(world)
@@ -271,6 +284,20 @@ impl World {
         self.carry_out(self.state.remove(Caller { node: node_id, incarnation }), Fate::Answered)
     }
 
+    fn scale(&mut self, workers: u32, fate: Fate) -> bool {
+        let wish = ScaleWish { workers: Some(Some(workers)), ..ScaleWish::default() };
+        let Ok(facts) = self.state.choose_scale(wish) else { return false };
+        self.workers_max = Some(workers);
+        self.carry_out(facts, fate)
+    }
+
+    /// Returns whether a round of these workers has no place for a node with so many more, or has the most nodes.
+    fn is_full(&self, nodes: usize, workers: u32, more: u32) -> bool {
+        let is_over = self.workers_max.is_some_and(|max| max < workers + more);
+        self.settings.nodes.max() as usize <= nodes
+            || is_over && self.settings.nodes.min() as usize <= nodes
+    }
+
     fn pass(&mut self) -> bool {
         if self.state.result().is_some() {
             return false;
@@ -361,6 +388,9 @@ impl World {
             assert_eq!(asked, Some(member.incarnation.0), "did not ask: {record:?} {self:?}");
         }
         assert_eq!(record.world_size, world_size);
+        let is_least = record.members.len() == min;
+        let fits = self.workers_max.is_none_or(|max| world_size <= max);
+        assert!(is_least || fits, "too many workers: {record:?} {self:?}");
         self.entered.clear();
         self.released.clear();
         let is_unfinished = |member: &MemberRecord| {
@@ -389,7 +419,6 @@ impl World {
 
     /// Checks what holds at any time.
     pub fn check(&self) {
-        let max = self.settings.nodes.max() as usize;
         assert_eq!(recover(&self.etcd), self.state, "recovery differs from the folded facts");
         let mut timers = self.timers;
         timers.follow(self.now, &self.state, &self.settings);
@@ -419,19 +448,27 @@ impl World {
                 Directive::Start(round) => assert_eq!(round.round, self.state.number()),
                 Directive::WaitForPlace { .. } => {
                     assert!(self.state.is_intact(), "{self:?}");
+                    let slots = |node: &NodeId| self.state.nodes.get(node).map(|it| it.slots);
+                    let most = self.state.index.waiting.iter().filter_map(slots).max();
+                    let workers = self.state.round().map_or(0, |round| round.world_size);
                     let members = self.state.members().len();
-                    assert!(max <= members, "{self:?}");
+                    assert!(self.is_full(members, workers, most.unwrap_or(0)), "{self:?}");
                 }
                 Directive::TooFew { waiting, .. } => {
                     assert!(waiting < self.settings.nodes.min() as usize, "{self:?}");
                 }
-                Directive::Join { added, lost } => {
+                Directive::Join { added, surplus, lost } => {
                     let is_member = self.is_member(node, caller.incarnation);
                     let is_done =
                         |name: &Name| self.succeeded.iter().any(|node| id(*node) == name.node);
                     assert!(!lost.listed.iter().any(is_done), "{lost:?} {self:?}");
-                    let is_full = max <= self.state.members().len();
-                    let is_disturbed = !self.state.is_intact() || 0 < added && !is_full;
+                    let workers = self.state.round().map_or(0, |round| round.world_size);
+                    let members = self.state.members().len();
+                    let has_place = 0 < added && !self.is_full(members, workers, 1);
+                    let is_over = self.settings.nodes.min() as usize <= members - surplus
+                        && self.workers_max.is_some_and(|max| max < workers);
+                    let is_disturbed =
+                        !self.state.is_intact() || has_place || 0 < surplus && is_over;
                     assert!(!is_member || is_disturbed, "no reason: {lost:?} {self:?}");
                 }
             }
@@ -492,14 +529,20 @@ impl World {
             world.pass();
         }
         let alive = world.agents.iter().filter(|it| it.incarnation.is_some()).count();
-        let expected = alive.min(self.settings.nodes.max() as usize);
+        let most = alive.min(self.settings.nodes.max() as usize);
         if world.state.is_closing() || world.state.result().is_some() {
             // Then it runs on, and nodes that arrive wait.
             let is_settled = world.state.is_intact() || world.state.result().is_some();
             assert!(alive == 0 || is_settled, "{self:?} became {world:?}");
-        } else if self.settings.nodes.min() as usize <= expected {
+        } else if self.settings.nodes.min() as usize <= most {
             assert!(world.state.is_intact(), "no round: {self:?} became {world:?}");
-            assert_eq!(world.state.members().len(), expected, "{self:?} became {world:?}");
+            let (members, workers) =
+                world.state.round().map_or((0, 0), |it| (it.members.len(), it.world_size));
+            let waiting = world.state.index.waiting.iter();
+            let next = waiting.filter_map(|node| world.state.nodes.get(node));
+            let next = next.min_by_key(|it| it.incarnation).map_or(0, |it| it.slots);
+            let is_full = members == most || world.is_full(members, workers, next);
+            assert!(is_full, "{self:?} became {world:?}");
         }
     }
 
