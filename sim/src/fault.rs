@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use steadfast_common::records::MasterRecord;
+use steadfast_proto::v1::elastic_client::ElasticClient;
 use steadfast_proto::v1::master_client::MasterClient;
 use steadfast_proto::v1::{
-    AmendJobRequest, DrainRequest, RestoreCheckpointRequest, StatusRequest, TakeCheckpointRequest,
-    amend_job_request,
+    AmendJobRequest, DrainRequest, RestoreCheckpointRequest, ScaleRequest, StatusRequest,
+    TakeCheckpointRequest, amend_job_request, scale_request,
 };
 
 use crate::cluster::{Cluster, ETCD, Member, PERSON};
@@ -92,6 +93,8 @@ pub enum Fault {
     RollBack,
     /// An operator changes how many checkpoints are kept.
     Change(u32),
+    /// An operator chooses the most workers of a round, or none, or lets the master choose.
+    Workers(Option<u32>, bool),
 }
 
 impl fmt::Display for Fault {
@@ -125,6 +128,9 @@ impl fmt::Display for Fault {
             Self::Checkpoint => f.write_str("request a checkpoint"),
             Self::RollBack => f.write_str("roll the job back to a checkpoint"),
             Self::Change(keep) => write!(f, "change the job, keep {keep} checkpoints"),
+            Self::Workers(None, _) => f.write_str("desire as many workers as there are"),
+            Self::Workers(Some(workers), false) => write!(f, "desire {workers} workers"),
+            Self::Workers(Some(workers), true) => write!(f, "begin with {workers} workers"),
             Self::Slots(slots) => write!(f, "set ps_desired to {slots}"),
         }
     }
@@ -205,6 +211,7 @@ impl Scene {
                 tracing::info!(target: "fault", ?reply, "checkpoint");
             }),
             Fault::RollBack => self.roll_back(),
+            Fault::Workers(workers, is_auto) => self.scale(*workers, *is_auto),
             Fault::Slots(slots) => {
                 if let Some(server) = self.etcd.server() {
                     let key = self.cluster.keys().ps_desired();
@@ -219,6 +226,11 @@ impl Scene {
         &self,
         question: impl FnOnce(MasterClient<Channel>) -> T,
     ) {
+        self.call(|channel| question(MasterClient::new(channel)));
+    }
+
+    /// Calls the acting master from the machine of the operator.
+    fn call<T: Future<Output = ()> + Send + 'static>(&self, call: impl FnOnce(Channel) -> T) {
         let Some(server) = self.etcd.server() else { return };
         let entry = server.get(self.cluster.keys().master_addr().as_bytes());
         let record = entry.and_then(|it| serde_json::from_slice::<MasterRecord>(&it.value?).ok());
@@ -226,7 +238,7 @@ impl Scene {
         let person = self.world.begin("person".to_owned(), Clock::right());
         self.net.place(person, PERSON);
         let channel = self.net.dial(person, &address);
-        self.world.spawn(person, question(MasterClient::new(channel)).boxed());
+        self.world.spawn(person, call(channel).boxed());
     }
 
     /// Requests the status from the acting master; the observer checks the reply in transit.
@@ -259,6 +271,16 @@ impl Scene {
             let request = RestoreCheckpointRequest { checkpoint, force: true };
             let reply = master.restore_checkpoint(request).await;
             tracing::info!(target: "fault", ?reply, "rolled back");
+        });
+    }
+
+    fn scale(&self, workers: Option<u32>, is_auto: bool) {
+        let mode = if is_auto { scale_request::Mode::Auto } else { scale_request::Mode::Kept };
+        let (workers, worth_percent) = (Some(workers.unwrap_or(0)), None);
+        let request = ScaleRequest { mode: mode.into(), workers, worth_percent };
+        self.call(|channel| async move {
+            let reply = ElasticClient::new(channel).scale(request).await;
+            tracing::info!(target: "fault", ?reply, "scaled");
         });
     }
 

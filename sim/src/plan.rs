@@ -212,9 +212,10 @@ enum Kind {
     Checkpoint,
     RollBack,
     Change,
+    Workers,
 }
 
-const KINDS: [Kind; 21] = [
+const KINDS: [Kind; 22] = [
     Kind::Kill,
     Kind::Power,
     Kind::Stop,
@@ -236,6 +237,7 @@ const KINDS: [Kind; 21] = [
     Kind::Checkpoint,
     Kind::RollBack,
     Kind::Change,
+    Kind::Workers,
 ];
 
 /// Kinds of faults that need a store or slots, which elastic jobs do not have.
@@ -260,8 +262,11 @@ struct Mix {
 
 impl Mix {
     fn draw(rng: &mut Rng, job: &Workload, shape: &Shape, latency: Duration) -> Self {
-        let (all, coming) = match job {
-            Workload::Training(_) => (KINDS.to_vec(), (Role::Trainer, 1, shape.trainers)),
+        let (all, coming): (Vec<Kind>, _) = match job {
+            Workload::Training(_) => {
+                let all = KINDS.into_iter().filter(|kind| *kind != Kind::Workers);
+                (all.collect(), (Role::Trainer, 1, shape.trainers))
+            }
             Workload::Elastic(job) => {
                 let all = KINDS.into_iter().filter(|kind| !TRAINING_KINDS.contains(kind));
                 (all.collect(), (Role::Agent, job.nodes.min() as u16, shape.agents))
@@ -345,6 +350,10 @@ impl Mix {
             Kind::Checkpoint => Fault::Checkpoint,
             Kind::RollBack => Fault::RollBack,
             Kind::Change => Fault::Change(rng.between(1, 4) as u32),
+            Kind::Workers => {
+                let workers = (!rng.happens(0.2)).then(|| rng.between(1, 8) as u32);
+                Fault::Workers(workers, rng.happens(0.2))
+            }
             Kind::Slots => Fault::Slots(rng.between(1, u64::from(self.pservers)) as u32),
         }
     }
