@@ -19,7 +19,7 @@ use steadfast_tests::{Run, Scene, within};
 const UNDISTURBED_MAX: Duration = Duration::from_secs(1200);
 
 /// Faults of random schedules of an elastic job. Those that are listed several times are more frequent.
-const ELASTIC_KINDS: [Kind; 10] = [
+const ELASTIC_KINDS: [Kind; 12] = [
     Kind::Kill,
     Kind::Kill,
     Kind::Kill,
@@ -30,6 +30,8 @@ const ELASTIC_KINDS: [Kind; 10] = [
     Kind::Cut,
     Kind::EtcdKillLeader,
     Kind::EtcdMoveLeader,
+    Kind::Scale,
+    Kind::Scale,
 ];
 
 #[derive(Debug, Parser)]
@@ -97,7 +99,9 @@ enum ModeArg {
 }
 
 fn kind(text: &str) -> Result<Kind, String> {
-    let names = || Kind::ALL.into_iter().chain([Kind::Join]).map(Kind::name).collect::<Vec<_>>();
+    let names = || {
+        Kind::ALL.into_iter().chain([Kind::Join, Kind::Scale]).map(Kind::name).collect::<Vec<_>>()
+    };
     Kind::named(text).ok_or_else(|| format!("use one of {}", names().join(", ")))
 }
 

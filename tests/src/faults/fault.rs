@@ -82,6 +82,8 @@ pub enum Kind {
     StoreAway,
     /// All processes including etcd are killed and restarted.
     KillAll,
+    /// An operator chooses another number of workers of an elastic job.
+    Scale,
 }
 
 /// Target of a kind of fault.
@@ -117,7 +119,7 @@ impl Kind {
     ];
 
     /// The kinds of faults of an elastic job.
-    pub const ELASTIC: [Self; 9] = [
+    pub const ELASTIC: [Self; 10] = [
         Self::Kill,
         Self::Pause,
         Self::Leave,
@@ -127,6 +129,7 @@ impl Kind {
         Self::EtcdPause,
         Self::EtcdStall,
         Self::EtcdMoveLeader,
+        Self::Scale,
     ];
 
     pub fn named(name: &str) -> Option<Self> {
@@ -156,6 +159,7 @@ impl Kind {
             Self::StoreFull => "store-full",
             Self::StoreAway => "store-away",
             Self::KillAll => "kill-all",
+            Self::Scale => "scale",
         }
     }
 
@@ -179,7 +183,8 @@ impl Kind {
             | Self::EtcdFull
             | Self::StoreFull
             | Self::StoreAway
-            | Self::KillAll => Hits::FaultTarget,
+            | Self::KillAll
+            | Self::Scale => Hits::FaultTarget,
         }
     }
 

@@ -38,7 +38,8 @@ impl Heal {
             | Kind::Join
             | Kind::EtcdCompact
             | Kind::EtcdMoveLeader
-            | Kind::KillAll => return None,
+            | Kind::KillAll
+            | Kind::Scale => return None,
             Kind::Reset => RESET,
             Kind::EtcdKill | Kind::EtcdKillLeader => LEADERLESS_MAX,
             Kind::Pause

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -45,6 +45,8 @@ pub struct Elastic {
     stopped: BTreeMap<u32, Pid>,
     /// Nodes that are away, until this time, or until a fault adds them.
     away: BTreeMap<u32, Option<Instant>>,
+    /// How often the number of workers was changed.
+    scales: u32,
     job_file: PathBuf,
     program: PathBuf,
 }
@@ -163,6 +165,27 @@ impl WorldJob for Elastic {
         }
     }
 
+    fn inject_elsewhere(world: &mut ElasticTarget<'_>, kind: Kind) {
+        assert_eq!(kind, Kind::Scale, "this job has no fault {}", kind.name());
+        let most = world.job.shape.nodes_max() * world.job.shape.workers;
+        // Up and down, with each number, and at last without a limit.
+        let workers = match most - world.job.scales % (most + 1) {
+            0 => "all".to_owned(),
+            number if number.is_multiple_of(2) => (most - number + 1).to_string(),
+            number => number.to_string(),
+        };
+        world.job.scales += 1;
+        world.log(&format!("{workers} workers"));
+        let mut command = world.scene.command(&program("steadfast"));
+        command.args(["scale", "--job", JOB, "--workers", &workers, "--etcd-endpoints"]);
+        command.arg(world.etcd.urls().join(","));
+        // It fails while no master acts.
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        if let Err(error) = command.spawn() {
+            world.log(&format!("cannot scale: {error}"));
+        }
+    }
+
     fn heal_one(world: &mut ElasticTarget<'_>, role: Role, index: u32, kind: Kind) {
         if role != Role::Worker {
             return world.member_mut(role, index).heal(kind);
@@ -193,6 +216,7 @@ impl<'a> ElasticTarget<'a> {
             away: (shape.agents..agents).map(|index| (index, None)).collect(),
             shape,
             order,
+            scales: 0,
         };
         Self::begin(scene, elastic, etcd, |runtime, urls| {
             let member = |role, index| Member::new(runtime, role, index, urls, None);
