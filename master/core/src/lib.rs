@@ -17,6 +17,7 @@ pub mod rate;
 pub mod rendezvous;
 pub mod restore_point;
 pub mod saver;
+pub mod scaling;
 pub mod speeds;
 pub mod staleness;
 pub mod stream;
