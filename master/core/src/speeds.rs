@@ -30,6 +30,8 @@ pub struct Speeds {
     /// The commit at which the present sample began, and when it was decided.
     window: Option<(CommitRecord, Millis)>,
     samples: BTreeMap<u32, VecDeque<(f64, Millis)>>,
+    /// Counts the samples of the present round.
+    of_round: usize,
 }
 
 impl Speeds {
@@ -39,6 +41,7 @@ impl Speeds {
         let begun = self.window.as_ref().filter(|(begun, _)| begun.id.round == commit.id.round);
         let Some((begun, since)) = begun else {
             self.window = (!is_first).then(|| (commit.clone(), now));
+            self.of_round = 0;
             return;
         };
         let time = now.0.saturating_sub(since.0);
@@ -53,6 +56,18 @@ impl Speeds {
             samples.pop_front();
         }
         self.window = Some((commit.clone(), now));
+        self.of_round += 1;
+    }
+
+    /// Returns the speed of the present round, once it has been measured so often that one sample does not decide it.
+    pub fn of_round(&self, now: Millis, workers: u32) -> Option<f64> {
+        let speeds = self.all(now).into_iter().filter(|_| SAMPLES <= self.of_round);
+        speeds.filter(|it| it.workers == workers).map(|it| it.records_per_second).next()
+    }
+
+    /// Returns how often the present round was measured.
+    pub fn samples_of_round(&self) -> usize {
+        self.of_round
     }
 
     /// Returns the speeds that were measured lately, by the number of workers.
@@ -134,9 +149,11 @@ mod tests {
         watch.begin_round(1);
         watch.commit(1, 1, 0);
         for records in [2000, 2200, 20] {
+            assert_eq!(watch.speeds.of_round(watch.now, 1), None);
             watch.commit(1, 20, records);
         }
         assert_eq!(watch.shown(), [(1, 100.0)]);
+        assert_eq!(watch.speeds.of_round(watch.now, 1), Some(100.0));
         for _ in 0..3 {
             watch.commit(1, 20, 6000);
         }

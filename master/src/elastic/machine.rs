@@ -17,6 +17,7 @@ use super::agents::Agents;
 use super::answers::Answer;
 use super::failed::Failed;
 use super::handle::Event;
+use super::scaling::Scaling;
 use super::status::{RestartsOfGone, Timeline};
 use super::timings::Timings;
 
@@ -57,6 +58,7 @@ pub(super) struct ElasticJob {
     pub timers: Timers,
     pub timings: Timings,
     pub speeds: Speeds,
+    pub scaling: Scaling,
     /// The revision at which nodes last joined or were removed. A new master begins with a later one.
     pub revision: i64,
     pub agents: Agents,
@@ -101,6 +103,7 @@ impl ElasticJob {
             timers: Timers::default(),
             timings: Timings::default(),
             speeds: Speeds::default(),
+            scaling: Scaling::default(),
             revision: agents.revision(),
             agents,
             members_since: BTreeMap::new(),
@@ -112,6 +115,7 @@ impl ElasticJob {
             uncommitted: Uncommitted::default(),
             when_settled: Vec::new(),
         };
+        job.scaling.follow(moment.now, &job.state.scale_record());
         job.follow(moment.now);
         job.follow_members(moment.unix_ms);
         job
@@ -127,6 +131,9 @@ impl ElasticJob {
             if let Fact::Committed(commit) = &fact {
                 let workers = self.state.round().map_or(0, |round| round.world_size);
                 self.speeds.note(moment.now, commit, workers);
+            }
+            if let Fact::Scaled(record) = &fact {
+                self.scaling.follow(moment.now, record);
             }
             if let Fact::Formed(record) = &fact {
                 self.uncommitted.formed = Some(record.clone());
@@ -207,6 +214,10 @@ impl Machine for ElasticJob {
             }
         }
         let facts = self.state.due(&self.settings, &self.timers, moment.now);
+        if !facts.is_empty() {
+            return self.apply(moment, facts, decision);
+        }
+        let facts = self.scale_by_speed(moment);
         if !facts.is_empty() {
             return self.apply(moment, facts, decision);
         }

@@ -11,6 +11,7 @@ pub(crate) mod handle;
 mod host;
 mod launch;
 mod machine;
+mod scaling;
 pub(crate) mod service;
 mod status;
 mod stored;

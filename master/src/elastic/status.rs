@@ -205,6 +205,7 @@ impl ElasticJob {
             };
             data.speeds = self.speeds.all(now()).into_iter().map(speed).collect();
         }
+        status.scale = self.scale_status();
         for node in &mut status.nodes {
             if let Some(record) = self.agents.record(node.node, node.incarnation) {
                 add_registration(node, record);
