@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use steadfast_common::ids::{Millis, Round};
 use steadfast_common::machine::Moment;
-use steadfast_common::records::scale::{ScaleMemory, ScaleMode, ScaleRecord};
+use steadfast_common::records::scale::{ScaleMemory, ScaleMode, ScaleReason, ScaleRecord};
 use steadfast_common::status::ScaleStatus;
+use steadfast_common::status::format::plural;
 use steadfast_coord::now;
 use steadfast_host::time::unix_ms;
 use steadfast_master_core::rendezvous::Fact;
@@ -55,8 +56,8 @@ impl ElasticJob {
         let possible = self.state.worker_counts(&self.settings);
         let (ms, possible) = (self.scaling.time(moment.now), possible.as_slice());
         let situation = Situation { ms, present, speed, possible };
-        self.scaling.advice = next_try(&record, &situation)
-            .map(|(workers, reason)| format!("{workers} workers: {reason}"));
+        self.scaling.advice =
+            next_try(&record, &situation).map(|(workers, reason)| advice(workers, reason));
         match decide(&record, &situation) {
             Some(next) if record.mode == ScaleMode::Auto && self.state.is_intact() => {
                 self.scaling.advice = None;
@@ -81,5 +82,15 @@ impl ElasticJob {
             advice,
             next_try_unix_ms: is_pausing.then(|| unix_ms().saturating_add(pause)),
         })
+    }
+}
+
+/// Says what the policy would do.
+fn advice(workers: u32, reason: ScaleReason) -> String {
+    let workers = plural(workers as usize, "worker");
+    match reason {
+        ScaleReason::TriesMore => format!("{workers}, to see whether more pay"),
+        ScaleReason::TriesFewer => format!("{workers}, to see whether fewer suffice"),
+        reason => format!("{workers}: {reason}"),
     }
 }

@@ -99,7 +99,8 @@ class Nodes:
     def __init__(self, nodes_min: int, nodes_max: int, logs: pathlib.Path, *more: str):
         self._logs = logs
         rendezvous, self._admin = (f"127.0.0.1:{free_port()}" for _ in range(2))
-        self._flags = ["--rdzv-id", f"test-{uuid.uuid4().hex[:8]}", "--nnodes", f"{nodes_min}:{nodes_max}"]
+        self._job, self._etcd = f"test-{uuid.uuid4().hex[:8]}", rendezvous
+        self._flags = ["--rdzv-id", self._job, "--nnodes", f"{nodes_min}:{nodes_max}"]
         listen = ["--listen", rendezvous, "--admin-listen", self._admin, "--last-call", "1s"]
         self._rendezvous = Process("rendezvous", [PROGRAM, "rendezvous", *self._flags, *listen, *more], logs)
         self._flags += ["--rdzv-endpoint", rendezvous, "--grace", "1s"]
@@ -138,6 +139,11 @@ class Nodes:
         """Kills the agent of a node, and waits until its worker has ended, too."""
         self._present.remove(node)
         node.end(signal.SIGKILL)
+
+    def scale(self, workers: int | str) -> None:
+        """Gives the job another number of workers, or ``"all"``."""
+        command = [PROGRAM, "scale", "--job", self._job, "--etcd-endpoints", self._etcd, "--workers", str(workers)]
+        subprocess.run(command, check=True, capture_output=True, timeout=END_SECONDS)
 
     def wait_round(self, world_size: int) -> None:
         """Waits until a round of that many workers runs."""

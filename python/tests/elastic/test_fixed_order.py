@@ -86,6 +86,28 @@ def test_models_have_the_same_bits_after_kills_joins_and_leaves(tmp_path, expect
         assert results(text()) == expected
 
 
+def test_models_have_the_same_bits_for_any_sequence_of_numbers_of_workers(tmp_path, expected):
+    """S002-10: an operator gives a job fewer workers and more again; nodes that have to wait end with the job."""
+    (tmp_path / "stops").touch()
+    with Nodes(1, 3, tmp_path) as nodes:
+        command = [sys.executable, str(TRAIN), str(UPDATES), str(tmp_path)]
+        each = [nodes.add(command) for _ in range(3)]
+
+        def text() -> str:
+            return "".join(it.log.read_text() for it in each)
+
+        def until(update: int) -> None:
+            nodes.until(lambda: f"update {update}\n" in text(), f"update {update}")
+
+        for update, workers in [(10, 1), (20, "all"), (30, 2)]:
+            until(update)
+            nodes.scale(workers)
+            (tmp_path / f"go-{update}").touch()
+        nodes.wait()
+        assert {"1", "2", "3"} <= set(re.findall(r"begin \d+ of (\d)", text()))
+        assert results(text()) == expected
+
+
 def workers_of(node: Process) -> List[int]:
     """The processes of a node's worker: those that Python runs."""
     commands = {pid: pathlib.Path(f"/proc/{pid}/cmdline").read_bytes() for pid in node.pids()}
