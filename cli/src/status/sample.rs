@@ -90,6 +90,7 @@ pub fn elastic() -> ElasticStatus {
         slots,
         state,
         workers: None,
+        records_per_second: None,
         member_since_unix_ms: None,
         rank,
         first_rank: rank.map(|rank| 2 * rank),

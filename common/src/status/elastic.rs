@@ -119,7 +119,7 @@ impl ElasticPhase {
 }
 
 /// A node, as the master knows it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NodeStatus {
     pub node: NodeId,
     pub incarnation: Incarnation,
@@ -138,6 +138,9 @@ pub struct NodeStatus {
     /// Since when it has been a member of each round, or since when the master acts, if that is later.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub member_since_unix_ms: Option<u64>,
+    /// Records that its workers used in a second of late, in a job whose order is dynamic.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub records_per_second: Option<f64>,
     /// Rank of the node in the last round, and rank of its first worker.
     pub rank: Option<u32>,
     pub first_rank: Option<u32>,
@@ -262,6 +265,9 @@ impl HostStatus {
     }
 }
 
+/// A node is slow if one of its workers uses less than this part of what one of the median node uses.
+const SLOW: f64 = 0.5;
+
 /// Maximum number of failures of workers that are shown, latest first.
 const EXITS_SHOWN: usize = 3;
 
@@ -321,6 +327,7 @@ impl ElasticStatus {
             let row = row.note(note);
             rows.push(row.counter("steadfast_elastic_restarts", help, self.restarts()));
         }
+        rows.extend(self.slow_nodes().into_iter().map(|it| Row::warning("slow", it)));
         for exit in self.exits.iter().rev().take(EXITS_SHOWN) {
             rows.push(Row::error("failure", &exit.what).since(exit.unix_ms));
         }
@@ -332,6 +339,21 @@ impl ElasticStatus {
         rows
     }
 
+    /// Describes the nodes whose workers use less than [`SLOW`] of what workers of the median node use.
+    fn slow_nodes(&self) -> Vec<String> {
+        let mut all: Vec<f64> = self.nodes.iter().filter_map(NodeStatus::speed_of_worker).collect();
+        all.sort_by(f64::total_cmp);
+        let Some(median) = all.get(all.len() / 2).copied() else { return Vec::new() };
+        let slow = self.nodes.iter().filter_map(|node| {
+            let speed = node.speed_of_worker().filter(|speed| *speed < SLOW * median)?;
+            let address = &node.address;
+            Some(format!(
+                "a worker of {address} uses {speed:.1}/s, one of the median node {median:.1}/s"
+            ))
+        });
+        slow.collect()
+    }
+
     fn nodes(&self) -> Section {
         let members = self.nodes.iter().filter(|it| it.state == NodePhase::Member).count();
         let (min, max) = (self.nodes_min, self.nodes_max);
@@ -339,12 +361,19 @@ impl ElasticStatus {
         let has_hosts = self.nodes.iter().any(|it| it.host.is_some());
         let mut columns = vec!["rank", "address", "state", "workers", "ranks", "member for"];
         columns.extend(["restarts", "changes"]);
+        let has_speeds = self.nodes.iter().any(|it| it.records_per_second.is_some());
+        if has_speeds {
+            columns.push("records/s");
+        }
         if has_hosts {
             columns.push("host");
         }
         columns.push("node");
         let row = |it: &NodeStatus| {
             let mut cells = it.cells();
+            if has_speeds {
+                cells.push(it.records_per_second.map_or(Value::None, Value::Rate).into());
+            }
             if has_hosts {
                 cells.push(Value::maybe_text(it.host.as_ref()).into());
             }
@@ -447,6 +476,11 @@ impl DataStatus {
 }
 
 impl NodeStatus {
+    /// Returns the records that one of its workers uses in a second, if that was measured.
+    fn speed_of_worker(&self) -> Option<f64> {
+        self.records_per_second.map(|all| all / f64::from(self.slots.max(1)))
+    }
+
     fn cells(&self) -> Vec<Cell> {
         let state = Value::Text(self.state.name().to_owned());
         let workers = match self.workers {

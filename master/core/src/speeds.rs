@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use steadfast_common::ids::{Millis, Phase};
+use steadfast_common::ids::{Millis, NodeId, Phase};
 use steadfast_common::records::commits::CommitRecord;
 
 /// The least time of a sample.
@@ -32,18 +32,33 @@ pub struct Speeds {
     samples: BTreeMap<u32, VecDeque<(f64, Millis)>>,
     /// Counts the samples of the present round.
     of_round: usize,
+    /// Counts the records that each node has used since the present sample began.
+    used: BTreeMap<NodeId, u64>,
+    /// Holds what the nodes of the present round used in a second, in the last sample.
+    of_nodes: BTreeMap<NodeId, f64>,
 }
 
 impl Speeds {
-    /// Notes a commit of a round of so many workers.
-    pub fn note(&mut self, now: Millis, commit: &CommitRecord, workers: u32) {
+    /// Notes a commit of a round of so many workers, and how many records each node has used for it, if that is known.
+    pub fn note(
+        &mut self,
+        now: Millis,
+        commit: &CommitRecord,
+        workers: u32,
+        used: BTreeMap<NodeId, u64>,
+    ) {
         let is_first = commit.id.phase == Phase(0);
         let begun = self.window.as_ref().filter(|(begun, _)| begun.id.round == commit.id.round);
         let Some((begun, since)) = begun else {
             self.window = (!is_first).then(|| (commit.clone(), now));
             self.of_round = 0;
+            self.used.clear();
+            self.of_nodes.clear();
             return;
         };
+        for (node, used) in used {
+            *self.used.entry(node).or_default() += used;
+        }
         let time = now.0.saturating_sub(since.0);
         if time < WINDOW.0 {
             return;
@@ -57,6 +72,14 @@ impl Speeds {
         }
         self.window = Some((commit.clone(), now));
         self.of_round += 1;
+        let speed = |used: u64| used as f64 / (time as f64 / 1000.0);
+        let used = std::mem::take(&mut self.used);
+        self.of_nodes = used.into_iter().map(|(node, used)| (node, speed(used))).collect();
+    }
+
+    /// Returns how many records a node of the present round used in a second, in a job whose order is dynamic.
+    pub fn of_node(&self, node: NodeId) -> Option<f64> {
+        self.of_nodes.get(&node).copied()
     }
 
     /// Returns the speed of the present round, once it has been measured so often that one sample does not decide it.
@@ -98,6 +121,8 @@ mod tests {
         now: Millis,
         id: CommitId,
         seen: u64,
+        /// What each node uses for a commit.
+        used: BTreeMap<NodeId, u64>,
     }
 
     impl Watch {
@@ -116,7 +141,8 @@ mod tests {
 
         fn note(&mut self, workers: u32) {
             let position = DataPosition { seen: self.seen, ..DataPosition::default() };
-            self.speeds.note(self.now, &CommitRecord::new(self.id, position), workers);
+            let commit = CommitRecord::new(self.id, position);
+            self.speeds.note(self.now, &commit, workers, self.used.clone());
         }
 
         fn shown(&self) -> Vec<(u32, f64)> {
@@ -170,5 +196,22 @@ mod tests {
         watch.commit(2, 1, 0);
         watch.commit(2, 31 * 60, 31 * 6000);
         assert_eq!(watch.shown(), [(2, 100.0)]);
+    }
+
+    /// S002-11: a slow node is told from the others by its figures, without the start of the round.
+    #[test]
+    fn the_speed_of_each_node_is_that_of_the_last_sample() {
+        let node = |id: u32| NodeId::of_address(&format!("host-{id}:1"));
+        let mut watch =
+            Watch { used: BTreeMap::from([(node(1), 60), (node(2), 20)]), ..Watch::default() };
+        watch.begin_round(2);
+        watch.commit(2, 60, 80);
+        assert_eq!(watch.speeds.of_node(node(1)), None);
+        watch.commit(2, 10, 80);
+        watch.commit(2, 10, 80);
+        let speeds = [1, 2, 3].map(|it| watch.speeds.of_node(node(it)));
+        assert_eq!(speeds, [Some(6.0), Some(2.0), None]);
+        watch.begin_round(2);
+        assert_eq!(watch.speeds.of_node(node(1)), None);
     }
 }

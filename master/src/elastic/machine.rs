@@ -130,7 +130,8 @@ impl ElasticJob {
             self.uncommitted.releases_barrier |= matches!(fact, Fact::Released { .. });
             if let Fact::Committed(commit) = &fact {
                 let workers = self.state.round().map_or(0, |round| round.world_size);
-                self.speeds.note(moment.now, commit, workers);
+                let used = self.state.used_for_last_commit();
+                self.speeds.note(moment.now, commit, workers, used);
             }
             if let Fact::Scaled(record) = &fact {
                 self.scaling.follow(moment.now, record);

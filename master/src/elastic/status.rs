@@ -211,6 +211,7 @@ impl ElasticJob {
                 add_registration(node, record);
             }
             node.report = self.reports.get(&node.node).cloned();
+            node.records_per_second = self.speeds.of_node(node.node);
             node.member_since_unix_ms =
                 self.members_since.get(&(node.node, node.incarnation)).copied();
             if node.state == NodePhase::Member && node.admin.is_some() {

@@ -8,6 +8,7 @@
 //! Shares shrink toward the end of the records: each is at most a part of what is left (guided self-scheduling,
 //! Polychronopoulos and Kuck 1987), so that all workers come to the end at about the same time.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use steadfast_common::ids::{NodeId, Round};
@@ -184,6 +185,22 @@ impl Rendezvous {
             }
             (Progress::State(_) | Progress::Used(_), _) => Err(invalid()),
         }
+    }
+
+    /// Returns how many records each member has used for the commit that was decided last; nothing if the order is fixed.
+    pub fn used_for_last_commit(&self) -> BTreeMap<NodeId, u64> {
+        let data = self.round.as_ref().and_then(|round| round.data);
+        let is_dynamic = data.is_some_and(|data| data.order == RecordOrder::Dynamic);
+        let last = self.commit.as_ref().map(|commit| commit.id);
+        let last = last.filter(|last| is_dynamic && last.round == self.number());
+        let entries = last.and_then(|last| self.entries(COMMIT_TAG, last.phase));
+        let used = entries.into_iter().flat_map(|entries| entries.data().iter()).filter_map(
+            |(node, data)| match Progress::parse(data)? {
+                Progress::Used(ranges) => Some((*node, ranges.count())),
+                Progress::State(_) => None,
+            },
+        );
+        used.collect()
     }
 
     /// Returns the most bytes that the next record of a member, or the next commit, can have.
