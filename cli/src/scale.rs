@@ -13,10 +13,10 @@ use crate::job_args::{Job, JobArgs};
 
 /// Set the number of slots of a job, or of workers of an elastic job, also while it runs.
 ///
-/// Of a training job: start additional pservers before, or stop surplus ones afterwards; the job waits until each slot
+/// For a training job, start additional pservers before, or stop surplus ones afterwards; the job waits until each slot
 /// has a pserver. The number of trainers is independent of it; start and stop them at any time.
 ///
-/// Of an elastic job: a round takes in nodes while all of their workers are not more than the number, but never fewer
+/// For an elastic job, a round takes in nodes while all of their workers are not more than the number, but never fewer
 /// nodes than the minimum. The others wait, and take the place of one that is lost. Workers that have to go finish
 /// their step and commit first.
 #[derive(Debug, Args)]
@@ -37,7 +37,7 @@ pub struct ScaleArgs {
     /// Let the master say nothing about the number.
     #[arg(long, conflicts_with = "slots")]
     off: bool,
-    /// What a worker has to add to be worth its price, in percent of what a worker brings on average.
+    /// Set what a worker has to add to be worth its price, in percent of what a worker brings on average.
     #[arg(long, value_name = "PERCENT", value_parser = worth, conflicts_with = "slots")]
     worth: Option<u32>,
     #[command(flatten)]

@@ -107,7 +107,7 @@ pub struct Change {
     /// Nodes to be added, or that will have no place in the next round, or, negative, removed; 0 if the round goes on.
     /// Otherwise, the node joins again.
     pub nodes: i64,
-    /// Those of them that will have no place.
+    /// Counts those of them that will have no place.
     pub surplus: u32,
     /// Addresses of removed nodes, for users.
     pub lost: String,

@@ -1,4 +1,4 @@
-//! How many workers the rounds of an elastic job are to have, and who decides that.
+//! Says how many workers the rounds of an elastic job are to have, and who decides that.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,7 +13,7 @@ pub const WORKERS_MAX: u32 = NODES_MAX * SLOTS_MAX;
 /// The values of [`ScaleRecord::worth_percent`] that a person may choose.
 pub const WORTH_PERCENT: std::ops::RangeInclusive<u32> = 1..=100;
 
-/// Who decides how many workers a job has.
+/// Says who decides how many workers a job has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ScaleMode {
@@ -49,10 +49,10 @@ pub struct ScaleRecord {
     /// One more worker is worth its price if it adds at least this part, in percent, of what a worker brings on average.
     #[serde(default = "default_worth_percent")]
     pub worth_percent: u32,
-    /// Why the number is as it is.
+    /// Says why the number is as it is.
     #[serde(default)]
     pub reason: ScaleReason,
-    /// What the master needs to know for its next decision.
+    /// Holds what the master needs to know for its next decision.
     #[serde(default, skip_serializing_if = "ScaleMemory::is_empty")]
     pub memory: ScaleMemory,
 }
@@ -62,7 +62,7 @@ pub fn default_worth_percent() -> u32 {
     50
 }
 
-/// What a master remembers from one decision to the next.
+/// Holds what a master remembers from one decision to the next.
 ///
 /// All times are in milliseconds of one clock, which stands still while no master acts: each master goes on from
 /// [`ScaleMemory::at_ms`], so that it does not matter what the clocks of their machines show.
@@ -102,7 +102,7 @@ pub struct MeasuredSpeed {
     pub ms: u64,
 }
 
-/// Why a job has the number of workers that it has.
+/// Says why a job has the number of workers that it has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ScaleReason {
@@ -183,7 +183,7 @@ impl fmt::Display for ScaleRecord {
     }
 }
 
-/// What a person asks for. What is absent stays as it is.
+/// Holds what a person asks for. What is absent stays as it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScaleWish {
     pub mode: Option<ScaleMode>,

@@ -36,7 +36,7 @@ pub struct ElasticStatus {
     /// The position in the data that the workers have reached; absent unless the job counts records.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<DataStatus>,
-    /// How many workers the rounds are to have, if a person or the master has chosen a number.
+    /// Says how many workers the rounds are to have, if a person or the master has chosen a number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scale: Option<ScaleStatus>,
     /// All known nodes: the members of the last round by rank, then the others.
@@ -73,12 +73,12 @@ pub struct DataStatus {
     pub speeds: Vec<SpeedStatus>,
 }
 
-/// How many workers the rounds are to have.
+/// Says how many workers the rounds are to have.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ScaleStatus {
     #[serde(flatten)]
     pub record: ScaleRecord,
-    /// What the master would do, in mode `advise`, or will do next.
+    /// Says what the master would do, in mode `advise`, or will do next.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub advice: Option<String>,
     /// Before this time the master tries no other number.

@@ -26,7 +26,7 @@ const DRIFT: f64 = 0.25;
 /// than the speed varies by itself.
 const STEP: f64 = 1.3;
 
-/// What the policy decides by, beside its record.
+/// Holds what the policy decides by, beside its record.
 #[derive(Clone, Copy, Debug)]
 pub struct Situation<'a> {
     /// The time in milliseconds, by the clock of [`ScaleMemory`].
@@ -39,7 +39,7 @@ pub struct Situation<'a> {
     pub possible: &'a [u32],
 }
 
-/// How a larger number of workers compares to a smaller one.
+/// Tells how a larger number of workers compares to a smaller one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Gain {
     Pays,

@@ -113,7 +113,7 @@ pub struct Known {
 pub struct Change {
     /// Nodes to be added, or that will have no place, or, negative, removed; 0 if the round goes on.
     pub nodes: i64,
-    /// Those of them that will have no place.
+    /// Counts those of them that will have no place.
     pub surplus: u32,
     /// Addresses of removed nodes.
     pub lost: String,

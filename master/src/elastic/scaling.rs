@@ -14,12 +14,12 @@ use steadfast_master_core::scaling::{Situation, decide, next_try};
 
 use super::machine::ElasticJob;
 
-/// What one master knows of the number of workers beside the record.
+/// Holds what one master knows of the number of workers beside the record.
 #[derive(Debug, Default)]
 pub(super) struct Scaling {
     /// The round, and how often its speed had been measured, when the policy decided last.
     decided: (Round, usize),
-    /// What it would do next.
+    /// Says what it would do next.
     advice: Option<String>,
     /// The time of the record by the policy's clock, and when that was.
     clock: (u64, Millis),

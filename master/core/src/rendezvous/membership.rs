@@ -48,7 +48,7 @@ pub enum Directive {
     TooFew { awaited: Names, waiting: usize, nodes_min: u32 },
 }
 
-/// What limits the nodes of a round.
+/// Says what limits the nodes of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     /// The job has no more nodes.
