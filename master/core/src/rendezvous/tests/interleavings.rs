@@ -61,6 +61,21 @@ fn world_after(nodes: usize, events: &[Event]) -> World {
     events.iter().fold(start, |world, event| world.after(*event).expect("it is possible"))
 }
 
+/// Returns the world after some events in a full round of three nodes, two of which know of it.
+fn full_round_after(events: &[Event]) -> World {
+    let round = [
+        Event::Boots(0),
+        Event::Boots(1),
+        Event::Boots(2),
+        Event::Joins(1, Fate::Answered),
+        Event::Joins(0, Fate::Answered),
+        Event::Joins(2, Fate::Answered),
+        Event::Polls(0),
+        Event::Polls(1),
+    ];
+    world_after(3, &[&round, events].concat())
+}
+
 /// The build without optimization explores less.
 const DEPTH: usize = if cfg!(debug_assertions) { 6 } else { 9 };
 
@@ -92,21 +107,8 @@ fn every_interleaving_around_a_late_node_keeps_the_rules() {
 /// S003-5: the same from a full round of three nodes of which two are in a barrier.
 #[test]
 fn every_interleaving_around_a_barrier_keeps_the_rules() {
-    let start = world_after(
-        3,
-        &[
-            Event::Boots(0),
-            Event::Boots(1),
-            Event::Boots(2),
-            Event::Joins(1, Fate::Answered),
-            Event::Joins(0, Fate::Answered),
-            Event::Joins(2, Fate::Answered),
-            Event::Polls(0),
-            Event::Polls(1),
-            Event::Enters(0, Fate::Answered),
-            Event::Enters(1, Fate::MasterDies),
-        ],
-    );
+    let start =
+        full_round_after(&[Event::Enters(0, Fate::Answered), Event::Enters(1, Fate::MasterDies)]);
     let states = explore(start, 3, DEPTH);
     assert!(500 < states, "explored only {states} states");
 }
@@ -114,20 +116,7 @@ fn every_interleaving_around_a_barrier_keeps_the_rules() {
 /// S003-25: the same from a full round of three nodes of which one has succeeded.
 #[test]
 fn every_interleaving_around_the_end_keeps_the_rules() {
-    let start = world_after(
-        3,
-        &[
-            Event::Boots(0),
-            Event::Boots(1),
-            Event::Boots(2),
-            Event::Joins(1, Fate::Answered),
-            Event::Joins(0, Fate::Answered),
-            Event::Joins(2, Fate::Answered),
-            Event::Polls(0),
-            Event::Polls(1),
-            Event::Succeeds(0, Fate::Answered),
-        ],
-    );
+    let start = full_round_after(&[Event::Succeeds(0, Fate::Answered)]);
     let states = explore(start, 3, DEPTH);
     assert!(500 < states, "explored only {states} states");
 }
@@ -135,21 +124,8 @@ fn every_interleaving_around_the_end_keeps_the_rules() {
 /// S002-10: the same from a full round of three nodes that is to have fewer workers, which some have heard.
 #[test]
 fn every_interleaving_around_a_smaller_round_keeps_the_rules() {
-    let start = world_after(
-        3,
-        &[
-            Event::Boots(0),
-            Event::Boots(1),
-            Event::Boots(2),
-            Event::Joins(1, Fate::Answered),
-            Event::Joins(0, Fate::Answered),
-            Event::Joins(2, Fate::Answered),
-            Event::Polls(0),
-            Event::Polls(1),
-            Event::Scales(3, Fate::MasterDies),
-            Event::Joins(1, Fate::Answered),
-        ],
-    );
+    let start =
+        full_round_after(&[Event::Scales(3, Fate::MasterDies), Event::Joins(1, Fate::Answered)]);
     let states = explore(start, 3, DEPTH);
     assert!(500 < states, "explored only {states} states");
 }
