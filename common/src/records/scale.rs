@@ -77,13 +77,13 @@ pub struct ScaleMemory {
     /// When the number was changed last.
     #[serde(default)]
     pub changed_ms: u64,
-    /// How long the master tries no other number after it has turned back. It doubles each time.
+    /// Says how long the master tries no other number after it has turned back. It doubles each time.
     #[serde(default)]
     pub pause_ms: u64,
     /// The time before which no other number is tried.
     #[serde(default)]
     pub next_try_ms: u64,
-    /// What was measured up to the last decision, by number of workers.
+    /// Holds what was measured up to the last decision, by number of workers.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub measured: BTreeMap<u32, MeasuredSpeed>,
 }

@@ -121,7 +121,7 @@ mod tests {
         now: Millis,
         id: CommitId,
         seen: u64,
-        /// What each node uses for a commit.
+        /// Says what each node uses for a commit.
         used: BTreeMap<NodeId, u64>,
     }
 

@@ -110,9 +110,9 @@ impl Rendezvous {
 /// Counts the nodes that have no more workers together than the rounds are to have; `None` if there is room for more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Fitting {
-    /// Those of the members of the last round and the waiting nodes.
+    /// Counts those of the members of the last round and the waiting nodes.
     present: Option<usize>,
-    /// Those of these and the nodes that are starting.
+    /// Counts those of these and the nodes that are starting.
     all: Option<usize>,
 }
 

@@ -45,7 +45,7 @@ pub struct Elastic {
     stopped: BTreeMap<u32, Pid>,
     /// Nodes that are away, until this time, or until a fault adds them.
     away: BTreeMap<u32, Option<Instant>>,
-    /// How often the number of workers was changed.
+    /// Counts the changes of the number of workers.
     scales: u32,
     job_file: PathBuf,
     program: PathBuf,
