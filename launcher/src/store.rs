@@ -9,14 +9,6 @@ use steadfast_coord::{CoordError, Etcd, Leadership, Op, Session};
 use steadfast_launcher_core::hosts::HostName;
 use steadfast_launcher_core::launcher::{Change, Launcher};
 use steadfast_process::Failure;
-use tokio::time::{Instant, sleep};
-use tracing::info;
-
-/// Time between attempts to acquire the lock.
-const RETRY: Duration = Duration::from_millis(200);
-
-/// Attempts to acquire the lock go on for this time beyond the time to live of a lease.
-const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Where the state lies.
 #[derive(Clone, Debug)]
@@ -34,31 +26,13 @@ impl Store {
     /// # Errors
     /// If another launcher keeps the lock, or etcd refuses the lease. [`CoordError::LeaseLost`]: try again.
     pub async fn acquire(&self) -> Result<(Session, Leadership), Failure> {
-        let value = serde_json::json!({ "holder": self.holder }).to_string().into_bytes();
-        let key = self.keys.launch_lock();
-        let session = Session::open_with_retry(&self.etcd, self.lease_ttl).await?;
-        let deadline = Instant::now() + self.lease_ttl + ACQUIRE_TIMEOUT;
-        let mut is_logged = false;
-        loop {
-            let acquired = Leadership::acquire(&self.etcd, &session, &key, &value).await;
-            if acquired.is_err() && !session.is_live() {
-                return Err(CoordError::LeaseLost.into());
-            }
-            let held = match acquired? {
-                Ok(leadership) => return Ok((session, leadership)),
-                Err(held) => String::from_utf8_lossy(&held.value).into_owned(),
-            };
-            if deadline <= Instant::now() {
-                session.close(&self.etcd).await;
-                let message = format!("another launcher runs this job: {held}");
-                return Err(Failure::new(ErrorKind::Conflict, message));
-            }
-            if !is_logged {
-                info!(held, "waiting for the end of another launcher");
-                is_logged = true;
-            }
-            sleep(RETRY).await;
-        }
+        let (key, holder) = (self.keys.launch_lock(), self.holder.as_str());
+        let acquired =
+            Leadership::acquire_within_a_lease(&self.etcd, self.lease_ttl, &key, holder).await?;
+        acquired.map_err(|held| {
+            let message = format!("another launcher runs this job: {}", held.text());
+            Failure::new(ErrorKind::Conflict, message)
+        })
     }
 
     /// Reads the state. Only the holder of the lock changes it.

@@ -83,6 +83,11 @@ impl Entry {
             reason: error.to_string(),
         })
     }
+
+    /// Returns the value as text, for messages.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.value).into_owned()
+    }
 }
 
 pub(crate) struct TxnOutcome {

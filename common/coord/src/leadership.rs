@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use etcd_client::{Compare, CompareOp, Txn, TxnOp};
 use steadfast_host::time::{Instant, sleep};
-use tracing::warn;
+use tracing::{info, warn};
 
 use crate::{CoordError, Entry, Etcd, Op, Session, op};
 
@@ -18,6 +18,12 @@ pub const OPS_MAX: usize = 127;
 
 /// Time during which a commit with an unknown outcome is retried before the holder ends its term.
 const COMMIT_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Time between attempts to acquire a lock that another process holds.
+const ACQUIRE_EVERY: Duration = Duration::from_millis(200);
+
+/// Attempts to acquire the lock go on for this time beyond the time to live of a lease.
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A held lock.
 #[derive(Debug)]
@@ -31,7 +37,8 @@ pub struct Leadership {
 }
 
 impl Leadership {
-    /// Tries once to acquire the lock; returns the current lock entry if another process holds it.
+    /// Tries once to acquire the lock; returns the current lock entry if another process holds it. A lock that an
+    /// unanswered attempt of this session acquired is this session's.
     ///
     /// # Errors
     /// If etcd does not answer.
@@ -41,16 +48,54 @@ impl Leadership {
         key: &str,
         value: &[u8],
     ) -> Result<Result<Self, Entry>, CoordError> {
-        match etcd.create(key, value, session.lease()).await? {
-            Ok(revision) => Ok(Ok(Self {
-                key: key.to_owned(),
-                value: value.to_vec(),
-                lease: session.lease(),
-                create_revision: revision,
-                version: 1,
-                deadline: session.deadline(),
-            })),
-            Err(held) => Ok(Err(held)),
+        let (create_revision, version) = match etcd.create(key, value, session.lease()).await? {
+            Ok(revision) => (revision, 1),
+            Err(held) if held.lease == session.lease() => (held.create_revision, held.version),
+            Err(held) => return Ok(Err(held)),
+        };
+        Ok(Ok(Self {
+            key: key.to_owned(),
+            value: value.to_vec(),
+            lease: session.lease(),
+            create_revision,
+            version,
+            deadline: session.deadline(),
+        }))
+    }
+
+    /// Opens a session of `lease_ttl`, and acquires the lock under it for `holder`, the value that other processes see.
+    /// Waits for the end of the lease of a holder that was killed; returns the entry of one that keeps the lock.
+    ///
+    /// # Errors
+    /// If etcd refuses the lease or does not answer. [`CoordError::LeaseLost`]: try again.
+    pub async fn acquire_within_a_lease(
+        etcd: &Etcd,
+        lease_ttl: Duration,
+        key: &str,
+        holder: &str,
+    ) -> Result<Result<(Session, Self), Entry>, CoordError> {
+        let value = serde_json::json!({ "holder": holder }).to_string().into_bytes();
+        let session = Session::open_with_retry(etcd, lease_ttl).await?;
+        let begun = Instant::now();
+        let mut is_logged = false;
+        loop {
+            let acquired = Self::acquire(etcd, &session, key, &value).await;
+            if acquired.is_err() && !session.is_live() {
+                return Err(CoordError::LeaseLost);
+            }
+            let held = match acquired? {
+                Ok(leadership) => return Ok(Ok((session, leadership))),
+                Err(held) => held,
+            };
+            if lease_ttl + ACQUIRE_TIMEOUT <= begun.elapsed() {
+                session.close(etcd).await;
+                return Ok(Err(held));
+            }
+            if !is_logged {
+                info!(held = %held.text(), "waiting for the end of another holder of the lock");
+                is_logged = true;
+            }
+            sleep(ACQUIRE_EVERY).await;
         }
     }
 
