@@ -18,8 +18,9 @@ HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT / "python" / "tests" / "elastic"))
 
-from coordinator import free_port  # noqa: E402
 from nodes import Process  # noqa: E402
+
+from coordinator import free_port  # noqa: E402
 
 WORKERS = 3
 """Each on a node of its own, except with dlrover-run."""

@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use steadfast_common::ids::Slot;
 use steadfast_common::job::elastic::{AnyJobRecord, ElasticJobRecord};
+use steadfast_common::records::closures::ClosureRecord;
 use steadfast_common::records::code::CodeRecord;
 use steadfast_common::records::commits::{CommitRecord, DealtRecord, Progress};
 use steadfast_common::records::given_up::GivenUpRecord;
@@ -130,6 +131,9 @@ const CHECKS: &[fn(&[u8])] = &[
     |json| {
         check::<ScaleRecord>(json);
     },
+    |json| {
+        check::<ClosureRecord>(json);
+    },
 ];
 
 fn check<T: DeserializeOwned + Serialize + PartialEq + Debug>(json: &[u8]) -> Option<T> {
@@ -236,7 +240,9 @@ fn well_formed() -> Vec<Vec<u8>> {
     let dealt = json!({ "total": 9, "ranges": [[3, 5], [8, 9]] });
     let state = json!({ "state": { "number": 7, "commit": commit } });
     let used = json!({ "used": [[3, 5], [8, 9]] });
-    let others = [(24, fixed), (28, commit), (29, dealt), (30, state), (30, used)];
+    let closure = json!({ "function": "loop:step", "digest": "5a", "result": "AQI=" });
+    let others =
+        [(24, fixed), (28, commit), (29, dealt), (30, state), (30, used), (32, closure)];
     let numbered = (0..).zip(records).chain(others);
     numbered.map(|(kind, it): (u8, _)| [&[kind], it.to_string().as_bytes()].concat()).collect()
 }

@@ -32,6 +32,8 @@ pub fn access(path: &str) -> &'static [Role] {
             "Changes" | "NextRound" | "Suspect" | "BeginCommit" | "EndCommit" | "LastCommit"
             | "DecideCommit" | "FetchRecords" | "Progress",
         ) => &[Trainer],
+        // Programs with a coordinator have the certificates of administrators.
+        ("steadfast.v1.Closures", "Attend" | "Run" | "Cancel") => &[Admin],
         ("steadfast.v1.Elastic", "ShutDown" | "ElasticStatus") => &[Trainer, Admin],
         ("steadfast.v1.Elastic", "Scale") => &[Admin],
         ("steadfast.v1.Master", "ReportDamage") => &[Pserver],
@@ -63,7 +65,7 @@ mod tests {
     /// A new method of a service needs an access rule, or every call to it is denied.
     #[test]
     fn every_method_of_our_services_has_a_permission() {
-        let files = ["master", "pserver", "elastic", "worker"].map(|service| {
+        let files = ["closures", "master", "pserver", "elastic", "worker"].map(|service| {
             let file = format!("{}/steadfast/v1/{service}.proto", env!("CARGO_MANIFEST_DIR"));
             (service, std::fs::read_to_string(file).unwrap())
         });

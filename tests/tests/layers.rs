@@ -25,6 +25,7 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
         ("steadfast-trainer-core", &["steadfast-common"]),
         ("steadfast-agent-core", &["steadfast-common"]),
         ("steadfast-launcher-core", &["steadfast-common"]),
+        ("steadfast-coordinator-core", &["steadfast-common"]),
         ("steadfast-etcd", &["steadfast-host"]),
     ],
     // Adapters, lower ones first.
@@ -259,6 +260,7 @@ const PURE: &[&str] = &[
     "steadfast-trainer-core",
     "steadfast-agent-core",
     "steadfast-launcher-core",
+    "steadfast-coordinator-core",
 ];
 
 /// External crates allowed in pure packages: plain data, parsing, arithmetic.

@@ -25,6 +25,7 @@ pub enum Writer {
     Trainer,
     Agent,
     Launcher,
+    Coordinator,
     Operator,
 }
 
@@ -41,12 +42,15 @@ pub enum Condition {
     FencedOnce,
     /// The writer holds the lock of the launcher.
     FencedByLauncher,
+    /// The writer holds the lock of the coordinator.
+    FencedByCoordinator,
 }
 
 impl Key {
     const fn new(path: &'static str, record: &'static str, condition: Condition) -> Self {
         let writers = match condition {
             Condition::FencedByLauncher => &[Writer::Launcher],
+            Condition::FencedByCoordinator => &[Writer::Coordinator],
             Condition::Compared | Condition::Absent | Condition::Fenced | Condition::FencedOnce => {
                 [Writer::Master].as_slice()
             }
@@ -66,7 +70,10 @@ impl Key {
     pub fn is_fenced(&self) -> bool {
         match self.condition {
             Condition::Fenced | Condition::FencedOnce => true,
-            Condition::Compared | Condition::Absent | Condition::FencedByLauncher => false,
+            Condition::Compared
+            | Condition::Absent
+            | Condition::FencedByLauncher
+            | Condition::FencedByCoordinator => false,
         }
     }
 
@@ -74,7 +81,10 @@ impl Key {
     pub fn is_final(&self) -> bool {
         match self.condition {
             Condition::Absent | Condition::FencedOnce => true,
-            Condition::Compared | Condition::Fenced | Condition::FencedByLauncher => false,
+            Condition::Compared
+            | Condition::Fenced
+            | Condition::FencedByLauncher
+            | Condition::FencedByCoordinator => false,
         }
     }
 
@@ -99,7 +109,7 @@ impl Key {
 
 /// All keys of a job. A row with names stands below those without.
 pub const KEYS: &[Key] = {
-    use Condition::{Absent, Compared, Fenced, FencedByLauncher, FencedOnce};
+    use Condition::{Absent, Compared, Fenced, FencedByCoordinator, FencedByLauncher, FencedOnce};
     use Writer::{Agent, Master, Operator, Pserver, Trainer};
     &[
         Key::new("job", "AnyJobRecord", Absent).by(&[Master, Operator]),
@@ -136,6 +146,8 @@ pub const KEYS: &[Key] = {
         Key::new("launch/lock", "LockRecord", Compared).by(&[Writer::Launcher]).leased(),
         Key::new("launch/state", "LauncherRecord", FencedByLauncher),
         Key::new("launch/hosts/<host>", "HostRecord", FencedByLauncher),
+        Key::new("coordinator/lock", "LockRecord", Compared).by(&[Writer::Coordinator]).leased(),
+        Key::new("coordinator/results/<name>", "ClosureRecord", FencedByCoordinator),
         Key::new("result", "ResultRecord", FencedOnce).by(&[Master, Operator]),
     ]
 };
@@ -192,6 +204,8 @@ mod tests {
             keys.launch_lock(),
             keys.launch_state(),
             keys.launch_host("host"),
+            keys.coordinator_lock(),
+            keys.closure_result(&"epoch-3".parse().unwrap()),
             keys.result(),
         ];
         let rows: Vec<&Key> =

@@ -1,6 +1,7 @@
 //! The etcd keys of a job. No other file contains their names.
 
 use crate::ids::{Generation, NodeId, Pass, Phase, Round, Slot, TaskId, TrainerId};
+use crate::records::closures::ClosureName;
 
 /// What a key below [`Keys::tags_prefix`] holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -248,6 +249,27 @@ impl Keys {
     /// Returns the host that a key below [`Keys::launch_hosts_prefix`] names; `None` if it is not such a key.
     pub fn launch_host_of<'a>(&self, key: &'a str) -> Option<&'a str> {
         key.strip_prefix(&self.launch_hosts_prefix())
+    }
+
+    /// Returns the key that the coordinator of closures holds; its create-revision fences every write below
+    /// [`Keys::closure_results_prefix`].
+    pub fn coordinator_lock(&self) -> String {
+        format!("{}/coordinator/lock", self.root)
+    }
+
+    /// Returns the prefix of the results of all closures with a name.
+    pub fn closure_results_prefix(&self) -> String {
+        format!("{}/coordinator/results/", self.root)
+    }
+
+    /// Returns the key of the result of one closure.
+    pub fn closure_result(&self, name: &ClosureName) -> String {
+        format!("{}{name}", self.closure_results_prefix())
+    }
+
+    /// Returns the closure that a key below [`Keys::closure_results_prefix`] names; `None` if it is not such a key.
+    pub fn closure_of(&self, key: &str) -> Option<ClosureName> {
+        key.strip_prefix(&self.closure_results_prefix())?.parse().ok()
     }
 
     /// Returns the key of the current generation, its slots and its checkpoint.

@@ -2,7 +2,9 @@
 
 pub mod amendment;
 pub mod applied_records;
+mod base64_text;
 pub mod change;
+pub mod closures;
 pub mod code;
 pub mod commits;
 pub mod contribution;

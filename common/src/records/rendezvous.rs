@@ -213,25 +213,8 @@ pub struct ReleaseRecord {
 pub struct SharedRecord {
     /// Counts the changes.
     pub token: u64,
-    #[serde(with = "base64_text")]
+    #[serde(with = "super::base64_text")]
     pub state: Vec<u8>,
-}
-
-/// Writes bytes as base64, since JSON has none.
-mod base64_text {
-    use base64::Engine as _;
-    use base64::prelude::BASE64_STANDARD;
-    use serde::de::Error as _;
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    pub fn serialize<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&BASE64_STANDARD.encode(bytes))
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        BASE64_STANDARD.decode(text).map_err(D::Error::custom)
-    }
 }
 
 #[cfg(test)]

@@ -14,9 +14,10 @@ import pytest
 
 pytest.importorskip("torch")
 import workers
-from coordinator import free_port
 from nodes import PROGRAM
 from test_elastic_processes import Job, context  # noqa: F401
+
+from coordinator import free_port
 
 PAGE = (pathlib.Path(__file__).resolve().parents[3] / "docs" / "coming-from-launchers.md").read_text()
 

@@ -12,6 +12,7 @@ from typing import Any, Dict, Iterator, List
 
 import numpy as np
 import pytest
+
 from coordinator import Coordinator, served
 
 pytest.importorskip("torch")

@@ -11,10 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, List
 
 import pytest
-from coordinator import free_port
 from nodes import Nodes
 from steadfast import elastic
 from steadfast.elastic._sockets import SocketGroup
+
+from coordinator import free_port
 
 
 def places(world_size: int) -> List[elastic.Assignment]:

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import steadfast
-from coordinator import free_port
 from steadfast import elastic
+
+from coordinator import free_port
 
 torch = pytest.importorskip("torch")
 et = pytest.importorskip("steadfast.elastic.torch")

@@ -12,8 +12,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from coordinator import free_port  # noqa: E402
 from torchrun_cluster import Cluster, Masters  # noqa: E402
+
+from coordinator import free_port  # noqa: E402
 
 both = pytest.mark.parametrize("backend", ["steadfast", "steadfast-c10d"])
 

@@ -6,8 +6,9 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
-from coordinator import Coordinator
 from steadfast.elastic import Assignment, Membership, WorkerLost
+
+from coordinator import Coordinator
 
 
 class Killed(BaseException):

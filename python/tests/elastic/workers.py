@@ -15,9 +15,10 @@ import torch
 # The first step of an optimizer imports this, which takes seconds.
 import torch._dynamo
 import torch.distributed as dist
-from coordinator import RemoteAgent
 from steadfast import InvalidError, elastic
 from steadfast.elastic.torch import GradientAccumulator, ProcessGroup, TorchState
+
+from coordinator import RemoteAgent
 
 SAMPLES = 96
 LANES = 4

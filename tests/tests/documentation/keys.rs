@@ -30,7 +30,7 @@ fn differences(key: &Key, row: &[&str]) -> impl Iterator<Item = String> {
     let is_said = match key.condition {
         Condition::Compared => !condition.contains("fenced"),
         Condition::Absent => condition == "key does not exist; never changed",
-        Condition::Fenced | Condition::FencedByLauncher => {
+        Condition::Fenced | Condition::FencedByLauncher | Condition::FencedByCoordinator => {
             condition.starts_with("fenced") && !condition.contains("never changed")
         }
         Condition::FencedOnce => condition == "fenced; never changed",
@@ -50,6 +50,7 @@ fn name(writer: Writer) -> &'static str {
         Writer::Trainer => "trainer",
         Writer::Agent => "agent",
         Writer::Launcher => "launcher",
+        Writer::Coordinator => "coordinator",
         Writer::Operator => "operator",
     }
 }

@@ -1,0 +1,73 @@
+//! The closures of a coordinator that have not been forgotten.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use steadfast_common::records::closures::ClosureName;
+
+use crate::call::{Call, ClosureId, WorkerIndex};
+
+/// Where a closure is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    /// It waits for the results of other closures.
+    Waiting {
+        on: BTreeSet<ClosureId>,
+    },
+    /// It gets the outcome of another one with the same name.
+    Follows,
+    /// It can run.
+    Ready,
+    Running {
+        worker: WorkerIndex,
+        attempt: u64,
+    },
+    /// It is over. It is kept until no closure can name it as an input any more.
+    Settled {
+        has_result: bool,
+    },
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Closure {
+    pub call: Call,
+    pub state: State,
+    /// How often a worker was lost that ran it.
+    pub losses: u32,
+    /// Closures of the same name, which get its outcome.
+    pub followers: Vec<ClosureId>,
+    /// Closures that wait for its result.
+    pub dependents: Vec<ClosureId>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Closures {
+    pub by_id: BTreeMap<ClosureId, Closure>,
+    /// Those with a name that are not settled.
+    pub by_name: BTreeMap<ClosureName, ClosureId>,
+    /// Those that any worker may run next. The oldest come first, also when they are run again.
+    pub ready: BTreeSet<ClosureId>,
+}
+
+impl Closures {
+    pub fn add(&mut self, id: ClosureId, call: Call, state: State) {
+        let (followers, dependents) = (Vec::new(), Vec::new());
+        let closure = Closure { call, state, losses: 0, followers, dependents };
+        self.by_id.insert(id, closure);
+    }
+
+    /// Adds a closure of which only is known that it is over.
+    pub fn add_settled(&mut self, id: ClosureId, has_result: bool) {
+        let (function, digest) = (String::new(), String::new());
+        let call = Call { function, digest, name: None, inputs: Vec::new(), worker: None };
+        self.add(id, call, State::Settled { has_result });
+    }
+
+    /// Returns the closures that do not run and are not settled, the oldest first.
+    pub fn not_begun(&self) -> Vec<ClosureId> {
+        let waits = |state: &State| match state {
+            State::Waiting { .. } | State::Ready => true,
+            State::Follows | State::Running { .. } | State::Settled { .. } => false,
+        };
+        self.by_id.iter().filter(|(_, it)| waits(&it.state)).map(|(&id, _)| id).collect()
+    }
+}

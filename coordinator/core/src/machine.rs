@@ -1,0 +1,431 @@
+//! The state machine of a coordinator.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use steadfast_common::machine::{Decision, Machine, Moment, Size};
+use steadfast_common::records::closures::{ClosureName, ClosureRecord};
+
+use crate::call::{Call, ClosureId, Failure, Outcome, Reply, WorkerIndex};
+use crate::closures::{Closures, State};
+use crate::workers::Workers;
+
+/// Most bytes of the result of a closure with a name. As text it is a third longer, and fits into a request of etcd.
+pub const RESULT_BYTES_MAX: usize = 1 << 20;
+
+/// More than a record takes beside its result.
+const RECORD_BYTES: usize = 2048;
+
+/// What happens to the other closures when one fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnError {
+    /// Those that do not run yet are cancelled.
+    Stop,
+    /// They go on.
+    Continue,
+}
+
+/// The settings of a coordinator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    pub on_error: OnError,
+    /// A closure fails when so many workers were lost that ran it.
+    pub losses_max: u32,
+}
+
+/// What the machine decides, one after the other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Input {
+    /// A new closure. Its inputs have smaller numbers and are not forgotten.
+    Scheduled {
+        id: ClosureId,
+        call: Call,
+    },
+    Cancelled(ClosureId),
+    /// A closure that an earlier term has settled, which later ones may have as an input.
+    Known {
+        id: ClosureId,
+        has_result: bool,
+    },
+    /// No one asks for the closure any more, and no later one has it as an input.
+    Forgotten(ClosureId),
+    /// A worker was added, or takes closures again.
+    Started(WorkerIndex),
+    /// A worker takes no more closures.
+    Stopped(WorkerIndex),
+    /// What the worker runs is run elsewhere.
+    GivesBack(WorkerIndex),
+    Connected {
+        worker: WorkerIndex,
+        threads: usize,
+    },
+    /// The process of a worker ends after what it runs.
+    Leaves(WorkerIndex),
+    /// There is no connection to a worker. Each call that it runs ends by itself, with its outcome or as lost.
+    Lost(WorkerIndex),
+    Finished {
+        worker: WorkerIndex,
+        attempt: u64,
+        reply: Reply,
+    },
+    /// The results of all closures with a name are not needed any more.
+    ForgetResults,
+}
+
+/// A durable change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fact {
+    /// A closure with a name has a result.
+    Remembered { name: ClosureName, record: ClosureRecord },
+    /// There are no results any more.
+    Forgotten,
+}
+
+/// What follows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// The worker is asked to run the closure.
+    Run { worker: WorkerIndex, attempt: u64, id: ClosureId },
+    /// The worker is told that the outcome of an attempt does not count.
+    Cancel { worker: WorkerIndex, attempt: u64 },
+    /// The closure is over.
+    Settled { id: ClosureId, outcome: Outcome },
+    /// A worker that was stopped runs nothing that counts.
+    AtRest(WorkerIndex),
+    /// All results are forgotten.
+    ResultsForgotten,
+}
+
+/// A coordinator.
+#[derive(Clone, Debug)]
+pub struct CoordinatorMachine {
+    settings: Settings,
+    pub(crate) closures: Closures,
+    pub(crate) workers: Workers,
+    pub(crate) remembered: BTreeMap<ClosureName, ClosureRecord>,
+}
+
+impl CoordinatorMachine {
+    /// Creates the machine of a coordinator that remembers these results. No attempt gets a number up to `attempts`.
+    pub fn new(
+        settings: Settings,
+        remembered: BTreeMap<ClosureName, ClosureRecord>,
+        attempts: u64,
+    ) -> Self {
+        let (closures, workers) = (Closures::default(), Workers::new(attempts));
+        Self { settings, closures, workers, remembered }
+    }
+
+    fn scheduled(&mut self, id: ClosureId, call: Call, decision: &mut Decision<Self>) {
+        if self.closures.by_id.contains_key(&id) {
+            return;
+        }
+        let outcome = self.known_outcome(&call);
+        let leader = call.name.as_ref().and_then(|it| self.closures.by_name.get(it).copied());
+        match (outcome, leader) {
+            (Some(outcome), _) => {
+                self.closures.add(id, call, State::Ready);
+                self.settle(id, outcome, decision);
+            }
+            (None, Some(leader)) => {
+                self.closures.add(id, call, State::Follows);
+                if let Some(leader) = self.closures.by_id.get_mut(&leader) {
+                    leader.followers.push(id);
+                }
+            }
+            (None, None) => {
+                if let Some(name) = &call.name {
+                    self.closures.by_name.insert(name.clone(), id);
+                }
+                self.enter(id, call, decision);
+            }
+        }
+    }
+
+    /// Returns the outcome of a call that need not run: that of an earlier one with its name.
+    fn known_outcome(&self, call: &Call) -> Option<Outcome> {
+        let name = call.name.as_ref()?;
+        let taken = |function: &str| {
+            let (name, function) = (name.clone(), function.to_owned());
+            Some(Outcome::Failed(Failure::NameTaken { name, function }))
+        };
+        if let Some(record) = self.remembered.get(name) {
+            return match record.digest == call.digest {
+                true => Some(outcome_of(record)),
+                false => taken(&record.function),
+            };
+        }
+        let leader = self.closures.by_id.get(self.closures.by_name.get(name)?)?;
+        match leader.call.digest == call.digest {
+            true => None,
+            false => taken(&leader.call.function),
+        }
+    }
+
+    /// Lets a closure wait for its inputs and a worker.
+    fn enter(&mut self, id: ClosureId, call: Call, decision: &mut Decision<Self>) {
+        let mut on = BTreeSet::new();
+        let mut failed = None;
+        for input in &call.inputs {
+            match self.closures.by_id.get_mut(input) {
+                Some(closure) => match closure.state {
+                    State::Settled { has_result: true } => {}
+                    State::Settled { has_result: false } => failed = Some(*input),
+                    State::Waiting { .. }
+                    | State::Follows
+                    | State::Ready
+                    | State::Running { .. } => {
+                        if on.insert(*input) {
+                            closure.dependents.push(id);
+                        }
+                    }
+                },
+                None => failed = Some(*input),
+            }
+        }
+        let waits = !on.is_empty();
+        self.closures.add(id, call, State::Waiting { on });
+        match failed {
+            Some(input) => self.settle(id, without_argument(input), decision),
+            None if waits => {}
+            None => self.make_ready(id, decision),
+        }
+    }
+
+    fn make_ready(&mut self, id: ClosureId, decision: &mut Decision<Self>) {
+        let Some(closure) = self.closures.by_id.get_mut(&id) else { return };
+        closure.state = State::Ready;
+        match closure.call.worker {
+            None => {
+                self.closures.ready.insert(id);
+            }
+            Some(worker) if self.workers.pin(worker, id) => {}
+            Some(worker) => self.settle(id, without_worker(worker), decision),
+        }
+    }
+
+    /// Ends a closure, and those that follow from it.
+    fn settle(&mut self, id: ClosureId, outcome: Outcome, decision: &mut Decision<Self>) {
+        let mut todo = VecDeque::from([(id, outcome)]);
+        while let Some((id, outcome)) = todo.pop_front() {
+            let Some(closure) = self.closures.by_id.get_mut(&id) else { continue };
+            match closure.state {
+                State::Settled { .. } => continue,
+                State::Running { worker, attempt } => {
+                    if self.workers.disown(worker, attempt) {
+                        decision.effects.push(Effect::Cancel { worker, attempt });
+                    }
+                }
+                State::Ready => {
+                    self.closures.ready.remove(&id);
+                    if let Some(worker) = closure.call.worker {
+                        self.workers.unpin(worker, id);
+                    }
+                }
+                State::Waiting { .. } | State::Follows => {}
+            }
+            let has_result = match outcome {
+                Outcome::Returned(_) | Outcome::EndOfData => true,
+                Outcome::Failed(_) | Outcome::Cancelled(_) => false,
+            };
+            closure.state = State::Settled { has_result };
+            let followers = std::mem::take(&mut closure.followers);
+            todo.extend(followers.into_iter().map(|it| (it, outcome.clone())));
+            let dependents = std::mem::take(&mut closure.dependents);
+            if let Some(name) = &closure.call.name
+                && self.closures.by_name.get(name) == Some(&id)
+            {
+                let (name, call) = (name.clone(), &closure.call);
+                if let Some(record) = record_of(call, &outcome) {
+                    self.remembered.insert(name.clone(), record.clone());
+                    decision.facts.push(Fact::Remembered { name: name.clone(), record });
+                }
+                self.closures.by_name.remove(&name);
+            }
+            for dependent in dependents {
+                match has_result {
+                    false => todo.push_back((dependent, without_argument(id))),
+                    true => self.has_input(dependent, id, decision),
+                }
+            }
+            if let Outcome::Failed(_) = outcome
+                && self.settings.on_error == OnError::Stop
+            {
+                let reason = Outcome::Cancelled(format!("closure {id} failed"));
+                let others = self.closures.not_begun();
+                todo.extend(others.into_iter().map(|it| (it, reason.clone())));
+            }
+            decision.effects.push(Effect::Settled { id, outcome });
+        }
+    }
+
+    fn has_input(&mut self, id: ClosureId, input: ClosureId, decision: &mut Decision<Self>) {
+        let Some(closure) = self.closures.by_id.get_mut(&id) else { return };
+        let State::Waiting { on } = &mut closure.state else { return };
+        on.remove(&input);
+        if on.is_empty() {
+            self.make_ready(id, decision);
+        }
+    }
+
+    fn finished(
+        &mut self,
+        worker: WorkerIndex,
+        attempt: u64,
+        reply: Reply,
+        decision: &mut Decision<Self>,
+    ) {
+        let Some(id) = self.workers.finished(worker, attempt) else { return };
+        let is_named = self.closures.by_id.get(&id).is_some_and(|it| it.call.name.is_some());
+        let outcome = match reply {
+            Reply::Lost => return self.lost(worker, id, decision),
+            Reply::Declined => return self.make_ready(id, decision),
+            Reply::Returned(value) if is_named && RESULT_BYTES_MAX < value.len() => {
+                let (bytes, limit) = (value.len(), RESULT_BYTES_MAX);
+                Outcome::Failed(Failure::ResultTooLarge { bytes, limit })
+            }
+            Reply::Returned(value) => Outcome::Returned(value),
+            Reply::EndOfData => Outcome::EndOfData,
+            Reply::Raised { exception, message, traceback } => {
+                Outcome::Failed(Failure::Raised { exception, message, traceback, worker })
+            }
+            Reply::Refused(message) => Outcome::Failed(Failure::Refused { message, worker }),
+        };
+        self.settle(id, outcome, decision);
+    }
+
+    /// Runs a closure again whose worker was lost.
+    fn lost(&mut self, worker: WorkerIndex, id: ClosureId, decision: &mut Decision<Self>) {
+        let Some(closure) = self.closures.by_id.get_mut(&id) else { return };
+        closure.losses += 1;
+        let times = closure.losses;
+        match times < self.settings.losses_max {
+            true => self.make_ready(id, decision),
+            false => {
+                let failure = Failure::WorkersLost { times, worker };
+                self.settle(id, Outcome::Failed(failure), decision);
+            }
+        }
+    }
+
+    fn stopped(&mut self, worker: WorkerIndex, decision: &mut Decision<Self>) {
+        for id in self.workers.stop(worker) {
+            self.settle(id, without_worker(worker), decision);
+        }
+        self.note_rest(worker, decision);
+    }
+
+    fn note_rest(&self, worker: WorkerIndex, decision: &mut Decision<Self>) {
+        if self.workers.is_at_rest(worker) {
+            decision.effects.push(Effect::AtRest(worker));
+        }
+    }
+}
+
+impl Machine for CoordinatorMachine {
+    type Input = Input;
+    type Fact = Fact;
+    type Effect = Effect;
+
+    fn handle(&mut self, _: Moment, input: Input, decision: &mut Decision<Self>) {
+        match input {
+            Input::Scheduled { id, call } => self.scheduled(id, call, decision),
+            Input::Cancelled(id) => {
+                let state = self.closures.by_id.get(&id).map(|it| it.state.clone());
+                self.settle(id, Outcome::Cancelled("it was cancelled".to_owned()), decision);
+                if let Some(State::Running { worker, .. }) = state {
+                    self.note_rest(worker, decision);
+                }
+            }
+            Input::Known { id, has_result } => self.closures.add_settled(id, has_result),
+            Input::Forgotten(id) => {
+                let state = self.closures.by_id.get(&id).map(|it| &it.state);
+                if let Some(State::Settled { .. }) = state {
+                    self.closures.by_id.remove(&id);
+                }
+            }
+            Input::Started(worker) => self.workers.start(worker),
+            Input::Stopped(worker) => self.stopped(worker, decision),
+            Input::GivesBack(worker) => {
+                for (attempt, id) in self.workers.runs(worker) {
+                    self.workers.disown(worker, attempt);
+                    decision.effects.push(Effect::Cancel { worker, attempt });
+                    self.make_ready(id, decision);
+                }
+                self.note_rest(worker, decision);
+            }
+            Input::Connected { worker, threads } => self.workers.connected(worker, threads),
+            Input::Leaves(worker) => self.workers.leaves(worker),
+            Input::Lost(worker) => self.workers.lost(worker),
+            Input::Finished { worker, attempt, reply } => {
+                self.finished(worker, attempt, reply, decision);
+                self.note_rest(worker, decision);
+            }
+            Input::ForgetResults => {
+                self.remembered.clear();
+                decision.facts.push(Fact::Forgotten);
+                decision.effects.push(Effect::ResultsForgotten);
+            }
+        }
+    }
+
+    fn committed(&mut self, _: Moment, _: &mut Vec<Effect>) {}
+
+    fn due(&mut self, _: Moment, decision: &mut Decision<Self>) {
+        while let Some((worker, attempt, id)) = self.workers.assign(&mut self.closures.ready) {
+            if let Some(closure) = self.closures.by_id.get_mut(&id) {
+                closure.state = State::Running { worker, attempt };
+                decision.effects.push(Effect::Run { worker, attempt, id });
+            }
+        }
+    }
+
+    fn size_max(&self, input: &Input) -> Size {
+        match input {
+            Input::Finished { reply: Reply::Returned(value), .. } => {
+                Size { changes: 1, bytes: value.len() / 3 * 4 + RECORD_BYTES }
+            }
+            Input::Finished { .. } | Input::ForgetResults => {
+                Size { changes: 1, bytes: RECORD_BYTES }
+            }
+            Input::Scheduled { .. }
+            | Input::Cancelled(_)
+            | Input::Known { .. }
+            | Input::Forgotten(_)
+            | Input::Started(_)
+            | Input::Stopped(_)
+            | Input::GivesBack(_)
+            | Input::Connected { .. }
+            | Input::Leaves(_)
+            | Input::Lost(_) => Size { changes: 0, bytes: 0 },
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        false
+    }
+}
+
+fn without_argument(input: ClosureId) -> Outcome {
+    Outcome::Cancelled(format!("closure {input}, whose result is an argument, has none"))
+}
+
+fn without_worker(worker: WorkerIndex) -> Outcome {
+    Outcome::Cancelled(format!("worker {worker}, the only one that may run it, is not in use"))
+}
+
+fn record_of(call: &Call, outcome: &Outcome) -> Option<ClosureRecord> {
+    let result = match outcome {
+        Outcome::Returned(value) => Some(value.to_vec()),
+        Outcome::EndOfData => None,
+        Outcome::Failed(_) | Outcome::Cancelled(_) => return None,
+    };
+    let (function, digest) = (call.function.clone(), call.digest.clone());
+    Some(ClosureRecord { function, digest, result })
+}
+
+fn outcome_of(record: &ClosureRecord) -> Outcome {
+    match &record.result {
+        Some(value) => Outcome::Returned(value.clone().into()),
+        None => Outcome::EndOfData,
+    }
+}
