@@ -84,6 +84,18 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
             ],
         ),
     ],
+    &[(
+        "steadfast-coordinator",
+        &[
+            "steadfast-common",
+            "steadfast-host",
+            "steadfast-net",
+            "steadfast-proto",
+            "steadfast-coordinator-core",
+            "steadfast-coord",
+            "steadfast-process",
+        ],
+    )],
     // Processes. They do not import each other.
     &[
         (

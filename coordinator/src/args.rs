@@ -1,0 +1,87 @@
+//! The settings of a coordinator and of a worker, from arguments and `STEADFAST_…` variables.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use clap::Parser;
+use steadfast_common::records::keys::Keys;
+use steadfast_coord::Etcd;
+use steadfast_coordinator_core::{OnError, Settings};
+use steadfast_process::{EtcdArgs, Failure, LogArgs, SecurityArgs, TlsArgs};
+
+use crate::coordinator::{CoordinatorSettings, Lock};
+
+/// Runs closures of coordinators, with the functions of the modules that it is started with.
+#[derive(Debug, Parser)]
+#[command(name = "python -m steadfast.worker", version)]
+pub struct WorkerArgs {
+    /// The modules whose functions may run, separated by commas: importable names, or paths of Python files. They may
+    /// also stand before all flags.
+    #[arg(long, required = true, value_name = "MODULE,…", value_delimiter = ',')]
+    pub modules: Vec<String>,
+    /// Address for coordinators. Port 0 picks a free one, which is printed.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
+    pub listen: SocketAddr,
+    /// How many closures run at once, each on a thread of its own.
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: u32,
+    #[command(flatten)]
+    pub security: SecurityArgs,
+    #[command(flatten)]
+    pub log: LogArgs,
+}
+
+/// Runs functions on workers.
+#[derive(Debug, Parser)]
+#[command(name = "coordinator", version)]
+pub struct CoordinatorArgs {
+    /// Name of the job, below which results of closures with a name are kept in etcd. Without it nothing is kept.
+    #[arg(long, value_name = "NAME", value_parser = steadfast_process::job_name)]
+    pub job: Option<String>,
+    #[command(flatten)]
+    pub etcd: EtcdArgs,
+    #[command(flatten)]
+    pub tls: TlsArgs,
+    /// Time to live of the lock in etcd.
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = steadfast_process::lease_ttl)]
+    pub lease_ttl: Duration,
+    /// Let the other closures go on after one has failed.
+    #[arg(long)]
+    pub continue_on_error: bool,
+    /// A closure fails after so many workers were lost that ran it.
+    #[arg(long, value_name = "N", default_value = "10", value_parser = clap::value_parser!(u32).range(1..))]
+    pub worker_losses_max: u32,
+    /// How many closures may wait for a worker; then `schedule` waits.
+    #[arg(long, value_name = "N", default_value = "262144", value_parser = clap::value_parser!(u32).range(1..))]
+    pub waiting_max: u32,
+    #[command(flatten)]
+    pub log: LogArgs,
+}
+
+impl CoordinatorArgs {
+    /// Loads the credentials, and connects to etcd if the coordinator has a job.
+    ///
+    /// # Errors
+    /// If the credentials cannot be loaded, or etcd does not answer.
+    pub async fn settings(&self) -> Result<CoordinatorSettings, Failure> {
+        let on_error = match self.continue_on_error {
+            true => OnError::Continue,
+            false => OnError::Stop,
+        };
+        let lock = match &self.job {
+            None => None,
+            Some(job) => {
+                let etcd = Etcd::connect(&self.etcd.options(&self.tls)).await?;
+                // Connecting does not wait for an answer.
+                etcd.get(&Keys::of_job(job).coordinator_lock()).await?;
+                Some(Lock { etcd, keys: Keys::of_job(job), lease_ttl: self.lease_ttl })
+            }
+        };
+        Ok(CoordinatorSettings {
+            machine: Settings { on_error, losses_max: self.worker_losses_max },
+            waiting_max: self.waiting_max as usize,
+            tls: self.tls.identity()?,
+            lock,
+        })
+    }
+}

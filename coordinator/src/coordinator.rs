@@ -1,0 +1,277 @@
+//! The coordinator of a program.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use steadfast_common::error::ErrorKind;
+use steadfast_common::job::dataset::sha256;
+use steadfast_common::role::Role;
+use steadfast_coordinator_core::{ClosureId, Input, Settings, WorkerIndex};
+use steadfast_host::random;
+use steadfast_host::task::{Task, spawn};
+use steadfast_net::TlsIdentity;
+use steadfast_process::Failure;
+use steadfast_proto::MESSAGE_BYTES_MAX;
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc, oneshot};
+use uuid::Uuid;
+
+pub use crate::driver::Lock;
+use crate::driver::{Driver, send};
+use crate::link::Link;
+use crate::table::{Scheduled, Shared, Table, WorkerState};
+
+/// Room in a message for what it has beside arguments.
+const ARGUMENTS_ROOM: usize = 64 << 10;
+
+/// How a coordinator works.
+#[derive(Clone, Debug)]
+pub struct CoordinatorSettings {
+    pub machine: Settings,
+    /// How many closures may wait for a worker.
+    pub waiting_max: usize,
+    pub tls: TlsIdentity,
+    /// Where results of closures with a name are kept. Without it they are kept as long as the coordinator runs.
+    pub lock: Option<Lock>,
+}
+
+/// Why a call was not scheduled.
+#[derive(Debug)]
+pub enum ScheduleError {
+    /// As many closures wait as may wait; try again.
+    Full(Scheduled),
+    Failed(Failure),
+}
+
+/// A coordinator: closures that are scheduled run on the workers that were added. [`Coordinator::close`] ends it, and
+/// so does dropping it, without a wait.
+#[derive(Debug)]
+pub struct Coordinator {
+    id: Uuid,
+    waiting_max: usize,
+    tls: TlsIdentity,
+    /// Absent in a simulation.
+    runtime: Option<Handle>,
+    shared: Arc<Shared>,
+    outbox: mpsc::UnboundedSender<Input>,
+    /// Dropping it ends the driver.
+    leave: Mutex<Option<oneshot::Sender<()>>>,
+    driver: Mutex<Option<Task<()>>>,
+    links: Mutex<Vec<Task<()>>>,
+}
+
+impl Coordinator {
+    /// Starts a coordinator. With a lock it is the only one of its job.
+    ///
+    /// # Errors
+    /// `Conflict` if another coordinator has the lock, and errors of etcd.
+    pub async fn start(settings: CoordinatorSettings) -> Result<Self, Failure> {
+        let id = random::uuid();
+        let CoordinatorSettings { machine, waiting_max, tls, lock } = settings;
+        let first = match &lock {
+            Some(lock) => Some(lock.acquire(id).await?),
+            None => None,
+        };
+        let shared = Arc::new(Shared::default());
+        let (outbox, inbox) = mpsc::unbounded_channel();
+        let (leave, left) = oneshot::channel();
+        let driver = Driver {
+            id,
+            settings: machine,
+            lock,
+            shared: shared.clone(),
+            inbox,
+            outbox: outbox.clone(),
+            leave: left,
+        };
+        let driver = spawn(driver.run(first));
+        Ok(Self {
+            id,
+            waiting_max,
+            tls,
+            runtime: Handle::try_current().ok(),
+            shared,
+            outbox,
+            leave: Mutex::new(Some(leave)),
+            driver: Mutex::new(Some(driver)),
+            links: Mutex::default(),
+        })
+    }
+
+    /// Adds the worker at `host:port`, or lets it take closures again under the index that it had.
+    ///
+    /// # Errors
+    /// `Invalid` if the address is none.
+    pub fn add_worker(&self, address: &str) -> Result<WorkerIndex, Failure> {
+        let is_address = address.rsplit_once(':').is_some_and(|(host, port)| {
+            !host.is_empty()
+                && !address.contains("://")
+                && port.parse::<u16>().is_ok_and(|it| it != 0)
+        });
+        if !is_address {
+            let message = format!("`{address}` is not the address of a worker: use `host:port`");
+            return Err(Failure::invalid(message));
+        }
+        let known = self.index_of(address);
+        if let Some(worker) = known {
+            self.shared.change(|table| {
+                if let Some(row) = table.workers.get_mut(&worker) {
+                    (row.is_stopped, row.is_at_rest) = (false, false);
+                }
+            });
+            send(&self.outbox, Input::Started(worker));
+            return Ok(worker);
+        }
+        let _guard = self.runtime.as_ref().map(Handle::enter);
+        let channel = self.tls.dial(address, Role::Trainer).map_err(Failure::invalid)?;
+        let worker = self.shared.change(|table| {
+            let last = table.workers.last_key_value().map(|(index, _)| index.0);
+            let index = WorkerIndex(last.map_or(0, |it| it + 1));
+            table.workers.insert(
+                index,
+                WorkerState {
+                    address: address.to_owned(),
+                    is_stopped: false,
+                    is_at_rest: false,
+                    threads: None,
+                    leaves: false,
+                    reason: "it has not answered yet".to_owned(),
+                    running: 0,
+                    finished: 0,
+                    channel: channel.clone(),
+                },
+            );
+            index
+        });
+        send(&self.outbox, Input::Started(worker));
+        let (shared, outbox) = (self.shared.clone(), self.outbox.clone());
+        let link = Link { coordinator: self.id, worker, channel, shared, outbox };
+        let link = spawn(link.follow());
+        self.links.lock().unwrap_or_else(PoisonError::into_inner).push(link);
+        Ok(worker)
+    }
+
+    /// Stops a worker: it ends what it runs, and takes no more closures until it is added again.
+    ///
+    /// # Errors
+    /// `NotFound` if no worker with this address was added.
+    pub fn remove_worker(&self, address: &str) -> Result<WorkerIndex, Failure> {
+        let worker = self.index_of(address).ok_or_else(|| {
+            let known: Vec<String> =
+                self.shared.lock().workers().values().map(|it| it.address.clone()).collect();
+            let message =
+                format!("no worker `{address}` was added; there are: {}", known.join(", "));
+            Failure::new(ErrorKind::NotFound, message)
+        })?;
+        self.shared.change(|table| {
+            if let Some(row) = table.workers.get_mut(&worker) {
+                row.is_stopped = true;
+            }
+        });
+        send(&self.outbox, Input::Stopped(worker));
+        Ok(worker)
+    }
+
+    /// Lets other workers run what a worker runs.
+    pub fn take_back(&self, worker: WorkerIndex) {
+        send(&self.outbox, Input::GivesBack(worker));
+    }
+
+    fn index_of(&self, address: &str) -> Option<WorkerIndex> {
+        let table = self.shared.lock();
+        let found = table.workers().iter().find(|(_, it)| it.address == address);
+        found.map(|(&index, _)| index)
+    }
+
+    /// Schedules a call. Its result is kept until [`Coordinator::release`].
+    ///
+    /// # Errors
+    /// [`ScheduleError::Full`] if too many closures wait. `TooLarge` if the arguments do not fit into a message; why the
+    /// coordinator has ended.
+    pub fn schedule(&self, scheduled: Scheduled) -> Result<ClosureId, ScheduleError> {
+        let limit = MESSAGE_BYTES_MAX - ARGUMENTS_ROOM;
+        if limit < scheduled.arguments.len() {
+            let bytes = scheduled.arguments.len();
+            let message = format!(
+                "the arguments of `{}` have {bytes} bytes; a closure takes at most {limit}: pass the name of a file, or \
+                 make the value on each worker with `per_worker`",
+                scheduled.function
+            );
+            return Err(ScheduleError::Failed(Failure::new(ErrorKind::TooLarge, message)));
+        }
+        let digest = match &scheduled.name {
+            Some(_) => digest(&scheduled),
+            None => String::new(),
+        };
+        let mut table = self.shared.lock();
+        if let Some(failure) = table.ended() {
+            return Err(ScheduleError::Failed(failure.clone()));
+        }
+        if self.waiting_max <= table.waiting() {
+            return Err(ScheduleError::Full(scheduled));
+        }
+        let (id, call) = table.schedule(scheduled, digest);
+        // Sent before the table is released, so that closures arrive in the order of their numbers.
+        send(&self.outbox, Input::Scheduled { id, call });
+        Ok(id)
+    }
+
+    /// Cancels a closure, unless it is over. If it runs, its result is dropped.
+    pub fn cancel(&self, id: ClosureId) {
+        if let Some(entry) = self.shared.lock().closures.get_mut(&id) {
+            entry.is_cancelled = true;
+        }
+        send(&self.outbox, Input::Cancelled(id));
+    }
+
+    /// Drops the result of a closure, once no other closure needs it.
+    pub fn release(&self, id: ClosureId) {
+        if self.shared.lock().release(id) {
+            send(&self.outbox, Input::Forgotten(id));
+        }
+    }
+
+    /// Forgets the results of all closures with a name. Done when [`Table::forgets_results`] is false.
+    pub fn forget_results(&self) {
+        self.shared.lock().forgets_results = true;
+        send(&self.outbox, Input::ForgetResults);
+    }
+
+    /// Waits until `look` finds something in the table, but no longer than `limit`. Blocks the thread.
+    pub fn wait_for<T>(
+        &self,
+        limit: Duration,
+        look: impl FnMut(&mut Table) -> Option<T>,
+    ) -> Option<T> {
+        self.shared.wait_for(limit, look)
+    }
+
+    /// Ends the coordinator, and frees its lock. Workers go on without it; closures that are not over have no outcome.
+    /// May be called again.
+    pub async fn close(&self) {
+        drop(self.leave.lock().unwrap_or_else(PoisonError::into_inner).take());
+        let driver = self.driver.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(driver) = driver {
+            // It has no outcome but its end.
+            let _ = driver.await;
+        }
+        self.end_links();
+    }
+
+    fn end_links(&self) {
+        for link in self.links.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            link.abort();
+        }
+    }
+}
+
+impl Drop for Coordinator {
+    fn drop(&mut self) {
+        self.end_links();
+    }
+}
+
+/// Returns a digest of what a call computes.
+fn digest(scheduled: &Scheduled) -> String {
+    sha256(&[scheduled.function.as_bytes(), &[0], &scheduled.arguments].concat())
+}

@@ -1,0 +1,25 @@
+//! A coordinator in a user's program: it runs functions on workers, and remembers the results of those with a name.
+//!
+//! ```text
+//!   program ──▶ Coordinator ──▶ Table ──▶ term of the machine ──▶ Run (gRPC) ──▶ worker
+//!      ▲                          ▲                │                                │
+//!      └────── outcome ───────────┴── settled ◀────┴───────── Finished ◀────────────┘
+//! ```
+//!
+//! What has to outlive a term of the lock (the closures that are not settled, the workers, the settings) is in the
+//! table. A term begins with it; what an earlier term had decided and not shown is decided again.
+
+mod args;
+mod coordinator;
+mod driver;
+mod link;
+mod table;
+mod worker;
+
+pub use args::{CoordinatorArgs, WorkerArgs};
+pub use coordinator::{Coordinator, CoordinatorSettings, Lock, ScheduleError};
+pub use steadfast_coordinator_core::{
+    ClosureId, Failure as ClosureFailure, OnError, Outcome, RESULT_BYTES_MAX, Settings, WorkerIndex,
+};
+pub use table::{ClosureError, Scheduled, Table, WorkerState};
+pub use worker::{Call, WorkerServer};

@@ -1,0 +1,92 @@
+//! The connection to one worker: tells the machine when it opens and ends.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use steadfast_coord::backoff;
+use steadfast_coordinator_core::{Input, WorkerIndex};
+use steadfast_host::time::{Instant, sleep};
+use steadfast_net::Channel;
+use steadfast_proto::v1::AttendRequest;
+use steadfast_proto::v1::closures_client::ClosuresClient;
+use tokio::sync::mpsc;
+use tonic::Status;
+use tracing::info;
+use uuid::Uuid;
+
+use crate::driver::send;
+use crate::table::Shared;
+
+/// Longest pause between attempts to connect.
+const PAUSE_MAX: Duration = Duration::from_millis(500);
+
+/// A connection that lasted so long is followed by a quick attempt.
+const SETTLED_AFTER: Duration = Duration::from_secs(5);
+
+/// Follows a worker for as long as the coordinator runs.
+pub(crate) struct Link {
+    pub coordinator: Uuid,
+    pub worker: WorkerIndex,
+    pub channel: Channel,
+    pub shared: Arc<Shared>,
+    pub outbox: mpsc::UnboundedSender<Input>,
+}
+
+impl Link {
+    pub async fn follow(self) {
+        let mut pauses = backoff();
+        loop {
+            let begun = Instant::now();
+            let reason = match self.attend().await {
+                Ok(()) => "the worker has ended".to_owned(),
+                Err(status) => status.message().to_owned(),
+            };
+            self.note_end(reason);
+            if SETTLED_AFTER <= begun.elapsed() {
+                pauses = backoff();
+            }
+            sleep(pauses.next().unwrap_or(PAUSE_MAX).min(PAUSE_MAX)).await;
+        }
+    }
+
+    /// Returns when the connection has ended.
+    async fn attend(&self) -> Result<(), Status> {
+        let mut client = ClosuresClient::new(self.channel.clone());
+        let request = AttendRequest { coordinator: self.coordinator.to_string() };
+        let mut states = client.attend(request).await?.into_inner();
+        while let Some(state) = states.message().await? {
+            let worker = self.worker;
+            // Never 0: such a worker would be waited for without end.
+            let threads = state.threads.max(1);
+            let (opens, leaves) = self.shared.change(|table| {
+                let Some(row) = table.workers.get_mut(&worker) else { return (false, false) };
+                let opens = row.threads.replace(threads).is_none();
+                let leaves = state.leaves && !std::mem::replace(&mut row.leaves, state.leaves);
+                (opens, leaves)
+            });
+            if opens {
+                info!(%worker, threads, "a worker is connected");
+                send(&self.outbox, Input::Connected { worker, threads: threads as usize });
+            }
+            if leaves {
+                info!(%worker, "a worker leaves");
+                send(&self.outbox, Input::Leaves(worker));
+            }
+        }
+        Ok(())
+    }
+
+    fn note_end(&self, reason: String) {
+        let worker = self.worker;
+        let was_open = self.shared.change(|table| {
+            let Some(row) = table.workers.get_mut(&worker) else { return false };
+            row.reason.clone_from(&reason);
+            row.leaves = false;
+            row.threads.take().is_some()
+        });
+        if was_open {
+            info!(%worker, reason, "a worker is lost");
+            send(&self.outbox, Input::Lost(worker));
+        }
+    }
+}

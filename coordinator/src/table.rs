@@ -1,0 +1,340 @@
+//! What the program and the machine share: closures with their arguments and outcomes, and the workers.
+
+use std::collections::BTreeMap;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use steadfast_common::records::closures::ClosureName;
+use steadfast_coordinator_core::{Call, ClosureId, Failure, Input, Outcome, WorkerIndex};
+use steadfast_net::Channel;
+use steadfast_process::Failure as ProcessFailure;
+
+/// Errors of closures that are kept until the program is told. Of further ones only the number is kept.
+const ERRORS_MAX: usize = 1000;
+
+/// A call to be scheduled.
+#[derive(Clone, Debug)]
+pub struct Scheduled {
+    /// The function, as `module:function`.
+    pub function: String,
+    /// An encoded `steadfast.v1.Arguments`.
+    pub arguments: Bytes,
+    /// The closures whose results are arguments.
+    pub inputs: Vec<ClosureId>,
+    pub name: Option<ClosureName>,
+    /// The only worker that may run it.
+    pub worker: Option<WorkerIndex>,
+}
+
+/// A closure that has failed.
+#[derive(Clone, Debug)]
+pub struct ClosureError {
+    pub id: ClosureId,
+    pub function: String,
+    pub name: Option<ClosureName>,
+    pub failure: Failure,
+    /// Address of the worker that ran it last, if one did.
+    pub worker: Option<String>,
+}
+
+/// A worker, as the program sees it.
+#[derive(Clone, Debug)]
+pub struct WorkerState {
+    pub address: String,
+    /// It was removed, and takes no closures until it is added again.
+    pub is_stopped: bool,
+    /// It runs nothing that counts since it was stopped.
+    pub is_at_rest: bool,
+    /// How many closures it runs at once; `None` while there is no connection.
+    pub threads: Option<u32>,
+    /// Its process ends after what it runs.
+    pub leaves: bool,
+    /// Why there is no connection.
+    pub reason: String,
+    /// How many closures it runs.
+    pub running: u32,
+    /// How many replies of it have counted.
+    pub finished: u64,
+    pub(crate) channel: Channel,
+}
+
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub call: Call,
+    pub arguments: Bytes,
+    pub outcome: Option<Outcome>,
+    /// It was handed to a worker, or is over: it does not fill the queue any more.
+    pub has_begun: bool,
+    pub is_cancelled: bool,
+    /// The program, and closures that have it as an input.
+    pub holders: u32,
+    pub worker: Option<WorkerIndex>,
+}
+
+/// The state of a coordinator.
+#[derive(Debug, Default)]
+pub struct Table {
+    pub(crate) closures: BTreeMap<ClosureId, Entry>,
+    pub(crate) workers: BTreeMap<WorkerIndex, WorkerState>,
+    last_id: u64,
+    /// Closures that are not over.
+    pending: usize,
+    /// Closures that wait for a worker.
+    waiting: usize,
+    errors: Vec<ClosureError>,
+    errors_more: usize,
+    /// The largest number of an attempt.
+    pub(crate) attempts: u64,
+    /// The results of all names are to be forgotten.
+    pub(crate) forgets_results: bool,
+    /// Why the coordinator cannot go on.
+    ended: Option<ProcessFailure>,
+}
+
+impl Table {
+    /// Returns the outcome of a closure; `None` if it is not over, or no one holds it any more.
+    pub fn outcome(&self, id: ClosureId) -> Option<&Outcome> {
+        self.closures.get(&id)?.outcome.as_ref()
+    }
+
+    /// Returns why a closure has failed, if it has.
+    pub fn error_of(&self, id: ClosureId) -> Option<ClosureError> {
+        let entry = self.closures.get(&id)?;
+        let Some(Outcome::Failed(failure)) = &entry.outcome else { return None };
+        Some(ClosureError {
+            id,
+            function: entry.call.function.clone(),
+            name: entry.call.name.clone(),
+            failure: failure.clone(),
+            worker: entry.worker.and_then(|it| self.address(it)).map(str::to_owned),
+        })
+    }
+
+    /// Returns how many closures are not over.
+    pub fn pending(&self) -> usize {
+        self.pending
+    }
+
+    /// Returns how many closures wait for a worker.
+    pub fn waiting(&self) -> usize {
+        self.waiting
+    }
+
+    /// Returns all workers that were added, by index.
+    pub fn workers(&self) -> &BTreeMap<WorkerIndex, WorkerState> {
+        &self.workers
+    }
+
+    /// Returns why the coordinator cannot go on.
+    pub fn ended(&self) -> Option<&ProcessFailure> {
+        self.ended.as_ref()
+    }
+
+    /// Returns the address of a worker.
+    pub fn address(&self, index: WorkerIndex) -> Option<&str> {
+        self.workers.get(&index).map(|it| it.address.as_str())
+    }
+
+    /// Returns whether closures have failed of which the program was not told.
+    pub fn has_errors(&self) -> bool {
+        !self.errors.is_empty()
+    }
+
+    /// Takes the errors of which the program was not told, the first ones in full, and the number of the others.
+    pub fn take_errors(&mut self) -> (Vec<ClosureError>, usize) {
+        (std::mem::take(&mut self.errors), std::mem::take(&mut self.errors_more))
+    }
+
+    pub(crate) fn schedule(&mut self, scheduled: Scheduled, digest: String) -> (ClosureId, Call) {
+        self.last_id += 1;
+        let id = ClosureId(self.last_id);
+        let Scheduled { function, arguments, inputs, name, worker } = scheduled;
+        for input in &inputs {
+            if let Some(entry) = self.closures.get_mut(input) {
+                entry.holders += 1;
+            }
+        }
+        let call = Call { function, digest, name, inputs, worker };
+        let entry = Entry {
+            call: call.clone(),
+            arguments,
+            outcome: None,
+            has_begun: false,
+            is_cancelled: false,
+            holders: 1,
+            worker: None,
+        };
+        self.closures.insert(id, entry);
+        self.pending += 1;
+        self.waiting += 1;
+        (id, call)
+    }
+
+    pub(crate) fn begun(&mut self, id: ClosureId, worker: WorkerIndex, attempt: u64) {
+        self.attempts = self.attempts.max(attempt);
+        if let Some(worker) = self.workers.get_mut(&worker) {
+            worker.running += 1;
+        }
+        let Some(entry) = self.closures.get_mut(&id) else { return };
+        entry.worker = Some(worker);
+        if !std::mem::replace(&mut entry.has_begun, true) {
+            self.waiting -= 1;
+        }
+    }
+
+    /// Notes the outcome of a closure. Returns the closures that no one holds any more.
+    pub(crate) fn settle(&mut self, id: ClosureId, outcome: Outcome) -> Vec<ClosureId> {
+        let Some(entry) = self.closures.get_mut(&id) else { return Vec::new() };
+        if entry.outcome.is_some() {
+            // A term that was lost had decided it.
+            return Vec::new();
+        }
+        self.pending -= 1;
+        if !std::mem::replace(&mut entry.has_begun, true) {
+            self.waiting -= 1;
+        }
+        entry.arguments = Bytes::new();
+        let counted = match outcome {
+            Outcome::Returned(_) | Outcome::EndOfData | Outcome::Failed(_) => entry.worker,
+            Outcome::Cancelled(_) => None,
+        };
+        if let Some(worker) = counted.and_then(|it| self.workers.get_mut(&it)) {
+            worker.finished += 1;
+        }
+        let has_failed = matches!(outcome, Outcome::Failed(_));
+        entry.outcome = Some(outcome);
+        let inputs = std::mem::take(&mut entry.call.inputs);
+        let is_held = 0 < entry.holders;
+        if has_failed {
+            match self.errors.len() < ERRORS_MAX {
+                true => self.errors.extend(self.error_of(id)),
+                false => self.errors_more += 1,
+            }
+        }
+        let mut forgotten: Vec<ClosureId> =
+            inputs.into_iter().filter(|it| self.release(*it)).collect();
+        if !is_held {
+            self.closures.remove(&id);
+            forgotten.push(id);
+        }
+        forgotten
+    }
+
+    /// Drops one hold on a closure; returns whether it was forgotten: it is over, and no one holds it.
+    pub(crate) fn release(&mut self, id: ClosureId) -> bool {
+        let Some(entry) = self.closures.get_mut(&id) else { return false };
+        entry.holders = entry.holders.saturating_sub(1);
+        let is_over = entry.holders == 0 && entry.outcome.is_some();
+        if is_over {
+            self.closures.remove(&id);
+        }
+        is_over
+    }
+
+    /// Returns the encoded results that a closure takes as arguments, in their order. One without a value is empty.
+    pub(crate) fn results_for(&self, id: ClosureId) -> Vec<Bytes> {
+        let inputs = self.closures.get(&id).map(|it| it.call.inputs.as_slice()).unwrap_or_default();
+        let results = inputs.iter().map(|input| match self.outcome(*input) {
+            Some(Outcome::Returned(value)) => value.clone(),
+            Some(Outcome::EndOfData | Outcome::Failed(_) | Outcome::Cancelled(_)) | None => {
+                Bytes::new()
+            }
+        });
+        results.collect()
+    }
+
+    /// Returns whether the results of all names are still to be forgotten.
+    pub fn forgets_results(&self) -> bool {
+        self.forgets_results
+    }
+
+    pub(crate) fn replied(&mut self, worker: WorkerIndex) {
+        if let Some(worker) = self.workers.get_mut(&worker) {
+            worker.running = worker.running.saturating_sub(1);
+        }
+    }
+
+    pub(crate) fn end(&mut self, failure: ProcessFailure) {
+        self.ended.get_or_insert(failure);
+    }
+
+    /// Returns the inputs with which a machine gets to the state of this table.
+    pub(crate) fn inputs(&self) -> Vec<Input> {
+        let mut inputs = Vec::new();
+        for (&worker, state) in &self.workers {
+            inputs.push(Input::Started(worker));
+            if state.is_stopped {
+                inputs.push(Input::Stopped(worker));
+            }
+            if let Some(threads) = state.threads {
+                inputs.push(Input::Connected { worker, threads: threads as usize });
+            }
+            if state.leaves {
+                inputs.push(Input::Leaves(worker));
+            }
+        }
+        if self.forgets_results {
+            inputs.push(Input::ForgetResults);
+        }
+        for (&id, entry) in &self.closures {
+            let call = entry.call.clone();
+            match &entry.outcome {
+                None => {
+                    inputs.push(Input::Scheduled { id, call });
+                    if entry.is_cancelled {
+                        inputs.push(Input::Cancelled(id));
+                    }
+                }
+                Some(outcome) => inputs.push(Input::Known { id, has_result: has_result(outcome) }),
+            }
+        }
+        inputs
+    }
+}
+
+pub(crate) fn has_result(outcome: &Outcome) -> bool {
+    match outcome {
+        Outcome::Returned(_) | Outcome::EndOfData => true,
+        Outcome::Failed(_) | Outcome::Cancelled(_) => false,
+    }
+}
+
+/// A table, and word of its changes.
+#[derive(Debug, Default)]
+pub(crate) struct Shared {
+    table: Mutex<Table>,
+    changed: Condvar,
+}
+
+impl Shared {
+    /// Returns the table. No holder panics or waits.
+    pub fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the table, and wakes those who wait for it.
+    pub fn change<T>(&self, change: impl FnOnce(&mut Table) -> T) -> T {
+        let changed = change(&mut self.lock());
+        self.changed.notify_all();
+        changed
+    }
+
+    /// Waits until `look` finds something, but no longer than `limit`. Blocks the thread.
+    pub fn wait_for<T>(
+        &self,
+        limit: Duration,
+        mut look: impl FnMut(&mut Table) -> Option<T>,
+    ) -> Option<T> {
+        let begun = Instant::now();
+        let mut table = self.lock();
+        loop {
+            if let Some(found) = look(&mut table) {
+                return Some(found);
+            }
+            let left = limit.checked_sub(begun.elapsed())?;
+            let waited = self.changed.wait_timeout(table, left);
+            table = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! The server of a worker: takes closures from coordinators, and hands them to the threads that compute.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use steadfast_common::error::ErrorKind;
+use steadfast_host::random;
+use steadfast_host::task::Task;
+use steadfast_net::TlsIdentity;
+use steadfast_process::{Exposure, Failure, bind};
+use steadfast_proto::v1::closures_server::{Closures, ClosuresServer};
+use steadfast_proto::v1::{
+    AttendRequest, CancelReply, CancelRequest, EndOfData, Raised, RunReply, RunRequest,
+    WorkerState, run_reply,
+};
+use steadfast_proto::{MESSAGE_BYTES_MAX, access, status};
+use tokio::sync::{oneshot, watch};
+use tokio_stream::wrappers::WatchStream;
+use tokio_stream::{Stream, StreamExt};
+use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
+use tonic::{Request, Response, Status};
+use tracing::info;
+use uuid::Uuid;
+
+/// Time between looks at the closures that run, when the worker leaves.
+const LEAVE_POLL: Duration = Duration::from_millis(20);
+
+/// A closure that a coordinator wants to be run.
+#[derive(Debug)]
+pub struct Call {
+    pub request: RunRequest,
+    reply: oneshot::Sender<RunReply>,
+    is_cancelled: Arc<AtomicBool>,
+    _counted: Counted,
+}
+
+impl Call {
+    /// Returns whether someone still waits for the outcome.
+    pub fn is_wanted(&self) -> bool {
+        !self.reply.is_closed() && !self.is_cancelled.load(Ordering::SeqCst)
+    }
+
+    /// Replies with an encoded `Value`.
+    pub fn returned(self, value: bytes::Bytes) {
+        self.reply(run_reply::Outcome::Value(value));
+    }
+
+    /// Replies that the function has no more data.
+    pub fn end_of_data(self) {
+        self.reply(run_reply::Outcome::EndOfData(EndOfData {}));
+    }
+
+    /// Replies with an exception.
+    pub fn raised(self, exception: String, message: String, traceback: String) {
+        self.reply(run_reply::Outcome::Raised(Raised { exception, message, traceback }));
+    }
+
+    fn reply(self, outcome: run_reply::Outcome) {
+        // The coordinator may be gone.
+        let _ = self.reply.send(RunReply { outcome: Some(outcome) });
+    }
+}
+
+/// Attempts that run, by coordinator and number: whether the outcome counts no more.
+type Running = Arc<Mutex<BTreeMap<(String, u64), Arc<AtomicBool>>>>;
+
+/// Keeps an attempt among those that run until it is dropped.
+#[derive(Debug)]
+struct Counted {
+    running: Running,
+    attempt: (String, u64),
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.attempt);
+    }
+}
+
+/// Whether a worker takes closures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Serves,
+    /// It ends after the closures that it has taken.
+    Leaves,
+    Ended,
+}
+
+/// Coordinators that use the worker, with the number of their streams.
+type Coordinators = Arc<Mutex<BTreeMap<String, usize>>>;
+
+/// A worker that listens.
+#[derive(Debug)]
+pub struct WorkerServer {
+    address: SocketAddr,
+    calls: Mutex<Receiver<Call>>,
+    running: Running,
+    coordinators: Coordinators,
+    phase: watch::Sender<Phase>,
+    stop: CancellationToken,
+    serving: Mutex<Option<Task<Result<(), tonic::transport::Error>>>>,
+}
+
+impl WorkerServer {
+    /// Listens on `address`, for `threads` closures at once.
+    ///
+    /// # Errors
+    /// If the port is taken, or may not be opened without TLS.
+    pub async fn start(
+        address: SocketAddr,
+        exposure: &Exposure,
+        threads: u32,
+    ) -> Result<Self, Failure> {
+        let port = bind(address, "--listen", exposure).await?;
+        let address = port
+            .local_addr()
+            .map_err(|error| Failure::io("cannot read the address of the port", &error))?;
+        let (sender, calls) = channel();
+        let (phase, _) = watch::channel(Phase::Serves);
+        let running = Running::default();
+        let coordinators = Coordinators::default();
+        let service = Service {
+            process: random::uuid(),
+            threads,
+            sender: Mutex::new(sender),
+            running: running.clone(),
+            phase: phase.clone(),
+            coordinators: coordinators.clone(),
+        };
+        let service = ClosuresServer::new(service)
+            .max_decoding_message_size(MESSAGE_BYTES_MAX)
+            .max_encoding_message_size(MESSAGE_BYTES_MAX);
+        let stop = CancellationToken::new();
+        let identity: TlsIdentity = exposure.identity();
+        let serving = port.serve(Routes::new(service), access, &identity, stop.clone());
+        let (calls, serving) = (Mutex::new(calls), Mutex::new(Some(serving)));
+        Ok(Self { address, calls, running, coordinators, phase, stop, serving })
+    }
+
+    /// Returns the address, with the port that was picked if it was 0.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Waits for the next closure that a coordinator still wants, but no longer than `limit`. Blocks the thread.
+    pub fn next(&self, limit: Duration) -> Option<Call> {
+        let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            match calls.recv_timeout(limit) {
+                Ok(call) if call.is_wanted() => return Some(call),
+                Ok(_) => {}
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return None,
+            }
+        }
+    }
+
+    /// Returns whether a coordinator uses the worker.
+    pub fn is_attended_by(&self, coordinator: &str) -> bool {
+        let coordinators = self.coordinators.lock().unwrap_or_else(PoisonError::into_inner);
+        coordinators.contains_key(coordinator)
+    }
+
+    /// Says to all coordinators that the worker takes no more closures. Those that it has go on.
+    pub fn leave(&self) {
+        let begins = self.phase.send_if_modified(|phase| {
+            let begins = *phase == Phase::Serves;
+            if begins {
+                *phase = Phase::Leaves;
+            }
+            begins
+        });
+        if begins {
+            info!("the worker leaves after the closures that it runs");
+        }
+    }
+
+    /// Returns whether the worker leaves.
+    pub fn is_leaving(&self) -> bool {
+        *self.phase.borrow() != Phase::Serves
+    }
+
+    /// Returns how many closures the worker has taken and not replied to.
+    pub fn running(&self) -> usize {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// Ends the server once all replies are sent.
+    pub async fn close(&self) {
+        self.leave();
+        while 0 < self.running() {
+            steadfast_host::time::sleep(LEAVE_POLL).await;
+        }
+        // Ends the streams of coordinators, for which the server would wait.
+        self.phase.send_replace(Phase::Ended);
+        self.stop.cancel();
+        let serving = self.serving.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(serving) = serving {
+            // An error of the transport is no more than the end of a connection.
+            let _ = serving.await;
+        }
+    }
+}
+
+struct Service {
+    process: Uuid,
+    threads: u32,
+    sender: Mutex<Sender<Call>>,
+    running: Running,
+    phase: watch::Sender<Phase>,
+    coordinators: Coordinators,
+}
+
+/// Counts a stream of a coordinator until it is dropped.
+struct Attended {
+    coordinators: Coordinators,
+    coordinator: String,
+}
+
+impl Drop for Attended {
+    fn drop(&mut self) {
+        let mut all = self.coordinators.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(streams) = all.get_mut(&self.coordinator) {
+            *streams -= 1;
+            if *streams == 0 {
+                all.remove(&self.coordinator);
+            }
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl Closures for Service {
+    type AttendStream = Pin<Box<dyn Stream<Item = Result<WorkerState, Status>> + Send>>;
+
+    async fn attend(
+        &self,
+        request: Request<AttendRequest>,
+    ) -> Result<Response<Self::AttendStream>, Status> {
+        let AttendRequest { coordinator } = request.into_inner();
+        info!(coordinator, "a coordinator is connected");
+        let attended = Attended { coordinators: self.coordinators.clone(), coordinator };
+        {
+            let mut all = self.coordinators.lock().unwrap_or_else(PoisonError::into_inner);
+            *all.entry(attended.coordinator.clone()).or_default() += 1;
+        }
+        let (threads, process) = (self.threads, self.process.to_string());
+        let phases = WatchStream::new(self.phase.subscribe());
+        let states = phases.take_while(|phase| *phase != Phase::Ended).map(move |phase| {
+            let _lives_as_long = &attended;
+            Ok(WorkerState { threads, leaves: phase != Phase::Serves, process: process.clone() })
+        });
+        Ok(Response::new(Box::pin(states)))
+    }
+
+    async fn run(&self, request: Request<RunRequest>) -> Result<Response<RunReply>, Status> {
+        let (reply, outcome) = oneshot::channel();
+        let request = request.into_inner();
+        let attempt = (request.coordinator.clone(), request.attempt);
+        let is_cancelled = Arc::new(AtomicBool::new(false));
+        let counted = {
+            let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+            running.insert(attempt.clone(), is_cancelled.clone());
+            Counted { running: self.running.clone(), attempt }
+        };
+        if *self.phase.borrow() != Phase::Serves {
+            return Err(status(ErrorKind::NotYet, "the worker leaves"));
+        }
+        let call = Call { request, reply, is_cancelled, _counted: counted };
+        let sent = self.sender.lock().unwrap_or_else(PoisonError::into_inner).send(call);
+        sent.map_err(|_| Status::unavailable("the worker ends"))?;
+        let reply = outcome.await.map_err(|_| Status::unavailable("the worker has dropped it"))?;
+        Ok(Response::new(reply))
+    }
+
+    async fn cancel(
+        &self,
+        request: Request<CancelRequest>,
+    ) -> Result<Response<CancelReply>, Status> {
+        let CancelRequest { coordinator, attempt } = request.into_inner();
+        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(is_cancelled) = running.get(&(coordinator, attempt)) {
+            is_cancelled.store(true, Ordering::SeqCst);
+        }
+        Ok(Response::new(CancelReply {}))
+    }
+}
