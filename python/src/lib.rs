@@ -1,5 +1,5 @@
-//! The extension module of the Python package: a trainer whose model computes in Python, and the agent of a
-//! node of an elastic job.
+//! The extension module of the Python package: a trainer whose model computes in Python, the agent of a node of an
+//! elastic job, and a coordinator of closures with its workers.
 //!
 //! The trainer runs on threads of its own. It sends what the model must compute as [`Request`]s to the
 //! Python program, which answers them on one thread: frameworks keep threads and random state per process,
@@ -8,13 +8,17 @@
 //! [`Request`]: request::Request
 
 mod arrays;
+mod closure_worker;
+mod coordinator;
 mod error;
 mod job;
 mod logs;
 mod model;
 mod node;
 mod request;
+mod settings;
 mod trainer;
+mod values;
 mod work;
 mod worker;
 
@@ -27,6 +31,10 @@ mod native {
     const __version__: &str = env!("CARGO_PKG_VERSION");
     #[pymodule_export]
     use super::arrays::category_ids;
+    #[pymodule_export]
+    use super::closure_worker::{Closure, ClosureWorker, decode_arguments};
+    #[pymodule_export]
+    use super::coordinator::{Coordinator, PerWorker, RemoteValue};
     #[pymodule_export]
     use super::job::{job_file, toml_to_json};
     #[pymodule_export]

@@ -25,6 +25,7 @@ static STARTED: Mutex<bool> = Mutex::new(false);
 /// # Errors
 /// If the filter is invalid.
 pub fn start(
+    role: &'static str,
     job: &str,
     id: impl fmt::Display,
     args: &LogArgs,
@@ -32,10 +33,10 @@ pub fn start(
 ) -> Result<LogIdentity, Failure> {
     let mut started = STARTED.lock().unwrap_or_else(PoisonError::into_inner);
     if *started {
-        return Ok(LogIdentity::new("trainer", job, id));
+        return Ok(LogIdentity::new(role, job, id));
     }
     let identity = match emit {
-        None => init_logging("trainer", job, id, args)?,
+        None => init_logging(role, job, id, args)?,
         Some(emit) => {
             let filter: Targets = (args.filter.parse())
                 .map_err(|error| Failure::invalid(format!("--log `{}`: {error}", args.filter)))?;
@@ -48,7 +49,7 @@ pub fn start(
             layers
                 .try_init()
                 .map_err(|error| Failure::internal(format!("cannot start logging: {error}")))?;
-            LogIdentity::new("trainer", job, id)
+            LogIdentity::new(role, job, id)
         }
     };
     *started = true;

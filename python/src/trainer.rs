@@ -1,18 +1,16 @@
 //! A trainer that runs beside a Python program.
 
-use std::collections::BTreeMap;
-use std::ffi::OsString;
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
 use numpy::{PyArray1, PyArrayMethods, PyReadonlyArray1};
-use pyo3::exceptions::{PyRuntimeError, PySystemExit, PyTypeError};
+use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use steadfast_common::job::dataset::Records;
 use steadfast_common::tensor::layout::UpdateRule;
-use steadfast_process::{Failure, Refusal, Shutdown, try_parse};
+use steadfast_process::{Failure, Shutdown};
 use steadfast_trainer::own_loop::{Requests, Running, wait_for};
 use steadfast_trainer::{
     Args, Current, Evaluation, FurtherSum, Initial, ModelError, ParamSpec, Parameters, Ranking,
@@ -24,6 +22,7 @@ use crate::error::{check_process, exception, model_error};
 use crate::logs;
 use crate::model::PythonModel;
 use crate::request::{Built, Request};
+use crate::settings::settings;
 use crate::work::{Key, Work, dict_of};
 
 /// Longest time in which a signal of the user goes unnoticed.
@@ -58,14 +57,15 @@ impl Trainer {
         build: Py<PyAny>,
         emit: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
-        let args = settings(py, args)?;
+        let args: Args = settings(py, "steadfast-trainer", args)?;
         keep_freed_memory();
         let (requests, receiver) = Requests::channel();
         let mut registry = Registry::built_in();
         registry.register("python", move |spec, inputs| {
             Ok(Box::new(PythonModel::build(requests.clone(), spec, inputs.features)?))
         });
-        let log = |args: &Args, id| logs::start(&args.common.job, id, &args.common.log, emit);
+        let log =
+            |args: &Args, id| logs::start("trainer", &args.common.job, id, &args.common.log, emit);
         let running = Running::start(args, registry, Shutdown::manual(), log)
             .map_err(|it| exception(py, &it))?;
         Ok(Self {
@@ -436,29 +436,4 @@ fn keep_freed_memory() {
         libc::mallopt(libc::M_MMAP_MAX, 0);
         libc::mallopt(libc::M_TRIM_THRESHOLD, i32::MAX);
     }
-}
-
-fn settings(py: Python<'_>, args: Vec<String>) -> PyResult<Args> {
-    let words: Vec<OsString> =
-        ["steadfast-trainer".to_owned()].into_iter().chain(args).map(OsString::from).collect();
-    let variables: BTreeMap<String, String> = std::env::vars_os()
-        .filter_map(|(name, value)| {
-            Some((name.into_string().ok()?, value.to_string_lossy().into_owned()))
-        })
-        .collect();
-    let refusal = match try_parse(&words, &variables, &|path| std::fs::read_to_string(path)) {
-        Ok(args) => return Ok(args),
-        Err(refusal) => refusal,
-    };
-    Err(match refusal {
-        Refusal::Errors(errors) => exception(py, &Failure::invalid(errors.join("\n"))),
-        Refusal::HelpOrVersion(shown) => {
-            print!("{shown}");
-            PySystemExit::new_err(0)
-        }
-        Refusal::Checked(listing) => {
-            print!("{listing}");
-            PySystemExit::new_err(0)
-        }
-    })
 }

@@ -3,14 +3,27 @@
 - A model in Python, trained by Steadfast's loop: :class:`Model`, and ``steadfast.torch`` for PyTorch.
 - A loop of your own over parameter servers: :class:`Trainer`.
 - A job from a program or a notebook: :class:`Job`, :func:`local`, :func:`connect`.
+- Functions on workers that come and go: :class:`Coordinator`, with ``python -m steadfast.worker``.
 - A loop of your own with all-reduce: ``steadfast.elastic``, and ``steadfast.data`` for its records.
 - Elastic jobs of ``torchrun``: ``--rdzv-backend=steadfast``, see ``steadfast.torchrun``.
 """
 
+from ._closure_worker import CurrentClosure, current_closure
 from ._native import Key, Work, __version__
 from .client import Trainer
+from .coordinator import (
+    Coordinator,
+    PerWorkerDataset,
+    PerWorkerIterator,
+    PerWorkerValues,
+    RemoteValue,
+    RemoteValueStatus,
+)
 from .errors import (
     BadJobFile,
+    ClosureCancelled,
+    ClosureError,
+    ClosureErrors,
     ConflictError,
     DeniedError,
     ForkedError,
@@ -23,6 +36,7 @@ from .errors import (
     RoundEnded,
     SteadfastError,
     UnavailableError,
+    WorkerLost,
 )
 from .job import Job, Rule
 from .model import Model, Ranked
@@ -32,7 +46,12 @@ from .tables import Rows, Table, category_ids
 __all__ = [
     "BadJobFile",
     "Checkpoint",
+    "ClosureCancelled",
+    "ClosureError",
+    "ClosureErrors",
     "ConflictError",
+    "Coordinator",
+    "CurrentClosure",
     "DeniedError",
     "Evaluation",
     "ForkedError",
@@ -45,7 +64,12 @@ __all__ = [
     "NodeRangeMismatch",
     "NotFoundError",
     "PassEnd",
+    "PerWorkerDataset",
+    "PerWorkerIterator",
+    "PerWorkerValues",
     "Ranked",
+    "RemoteValue",
+    "RemoteValueStatus",
     "RendezvousClosed",
     "RendezvousTimeout",
     "RoundEnded",
@@ -57,8 +81,10 @@ __all__ = [
     "Trainer",
     "UnavailableError",
     "Work",
+    "WorkerLost",
     "__version__",
     "category_ids",
     "connect",
+    "current_closure",
     "local",
 ]

@@ -92,6 +92,80 @@ class RoundEnded(SteadfastError):
     exit_code = 5
 
 
+class ClosureError(SteadfastError):
+    """A closure failed: its function raised an exception on a worker, or it cannot run."""
+
+    def __init__(
+        self,
+        number: int,
+        function: str,
+        name: Optional[str],
+        exception: str,
+        message: str,
+        traceback: str = "",
+        worker: Optional[str] = None,
+    ) -> None:
+        self.number = number
+        """The number of the closure, as :attr:`steadfast.RemoteValue.number`."""
+        self.function = function
+        """The function, as ``module:function``."""
+        self.name = name
+        """The name that the closure was given."""
+        self.exception = exception
+        """Class of the exception; empty if the closure cannot run."""
+        self.message = message
+        """What the exception says."""
+        self.traceback = traceback
+        """The traceback on the worker, as text."""
+        self.worker = worker
+        """Address of the worker."""
+        super().__init__(self.describe())
+
+    def describe(self) -> str:
+        """Returns one line: function, closure, worker, and what went wrong."""
+        place = f", on worker {self.worker}" if self.worker else ""
+        kind = f"{self.exception}: " if self.exception else ""
+        name = f" `{self.name}`" if self.name else ""
+        return f"{self.function} (closure #{self.number}{name}{place}): {kind}{self.message}"
+
+    def __str__(self) -> str:
+        return f"{self.describe()}\n{self.traceback}".rstrip()
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        state = (self.number, self.function, self.name, self.exception, self.message, self.traceback, self.worker)
+        return type(self), state
+
+
+class WorkerLost(ClosureError):
+    """Too many workers were lost while they ran a closure: it may end its process."""
+
+
+class ClosureErrors(SteadfastError):
+    """Closures failed. ``errors`` has a :class:`ClosureError` for each, ``more`` the number of those beyond 1 000."""
+
+    def __init__(self, errors: Sequence[ClosureError], more: int = 0) -> None:
+        self.errors = list(errors)
+        self.more = more
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        count = len(self.errors) + self.more
+        if count == 1:
+            return str(self.errors[0])
+        lines = [f"{count} closures failed:", *(f"  {error.describe()}" for error in self.errors[:20])]
+        if 20 < count:
+            lines.append(f"  and {count - 20} more, see `errors`")
+        first = self.errors[0].traceback if self.errors else ""
+        return "\n".join([*lines, *(["The first one:", first] if first else [])]).rstrip()
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        return type(self), (self.errors, self.more)
+
+
+class ClosureCancelled(SteadfastError):
+    """A closure was cancelled: by the program, since another one had failed, or since its worker was removed."""
+
+
 def described(error: BaseException) -> str:
     """Returns what an exception says, and, indented below it, its traceback."""
     last = "".join(traceback.format_exception_only(type(error), error)).splitlines()

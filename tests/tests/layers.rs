@@ -205,6 +205,7 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
                 "steadfast-net",
                 "steadfast-proto",
                 "steadfast-coord",
+                "steadfast-coordinator",
                 "steadfast-process",
                 "steadfast-elastic-client",
                 "steadfast-trainer",

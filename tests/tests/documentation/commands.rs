@@ -24,6 +24,8 @@ const OF_OTHERS: &[&str] = &[
     "--explore",
     "--pairs",
     "--trace",
+    // Of `python -m steadfast.worker`.
+    "--threads",
 ];
 
 /// Returns a message for each flag, subcommand, target or variable on a page that is not `known`.

@@ -1,0 +1,200 @@
+//! A worker that runs the closures of coordinators in a Python program.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+use steadfast_common::role::Role;
+use steadfast_coordinator::{Call, WorkerArgs, WorkerServer};
+use steadfast_host::random;
+use steadfast_proto::MESSAGE_BYTES_MAX;
+use tokio::runtime::Runtime;
+
+use crate::coordinator::interruptible;
+use crate::error::exception;
+use crate::logs;
+use crate::settings::settings;
+use crate::values::{self, Referred};
+
+/// Longest time in which a signal of the user goes unnoticed.
+const SIGNALS_EVERY: Duration = Duration::from_millis(50);
+
+/// Room in a message for what it has beside a result.
+const RESULT_ROOM: usize = 64 << 10;
+
+/// A worker that listens.
+#[pyclass(frozen, module = "steadfast._native")]
+pub struct ClosureWorker {
+    runtime: Runtime,
+    server: Arc<WorkerServer>,
+    modules: Vec<String>,
+    threads: u32,
+}
+
+/// A closure to run.
+#[pyclass(frozen, module = "steadfast._native")]
+pub struct Closure {
+    /// The coordinator.
+    #[pyo3(get)]
+    coordinator: String,
+    /// Index of this worker there.
+    #[pyo3(get)]
+    worker: u32,
+    #[pyo3(get)]
+    attempt: u64,
+    /// The same for each attempt.
+    #[pyo3(get)]
+    key: String,
+    /// The function, as `module:function`.
+    #[pyo3(get)]
+    function: String,
+    arguments: bytes::Bytes,
+    results: Vec<bytes::Bytes>,
+    /// Absent once answered. The mutex guards only this field.
+    call: Mutex<Option<Call>>,
+}
+
+#[pymethods]
+impl ClosureWorker {
+    /// Listens, with these command-line arguments.
+    #[new]
+    fn new(py: Python<'_>, args: Vec<String>) -> PyResult<Self> {
+        let args: WorkerArgs = settings(py, "python -m steadfast.worker", args)?;
+        let failed = |failure| exception(py, &failure);
+        logs::start("worker", "", random::uuid(), &args.log, None).map_err(failed)?;
+        let exposure = args.security.exposure(Role::Trainer).map_err(failed)?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("steadfast")
+            .enable_all()
+            .build()?;
+        let starting = WorkerServer::start(args.listen, &exposure, args.threads);
+        let server = interruptible(py, &runtime, starting)?.map_err(failed)?;
+        let (modules, threads) = (args.modules, args.threads);
+        Ok(Self { runtime, server: Arc::new(server), modules, threads })
+    }
+
+    /// Where coordinators reach it.
+    #[getter]
+    fn address(&self) -> String {
+        self.server.address().to_string()
+    }
+
+    /// The modules whose functions may run.
+    #[getter]
+    fn modules(&self) -> Vec<String> {
+        self.modules.clone()
+    }
+
+    #[getter]
+    fn threads(&self) -> u32 {
+        self.threads
+    }
+
+    /// Waits for a closure; returns `None` after some time, and when the worker leaves and has none.
+    fn next(&self, py: Python<'_>) -> PyResult<Option<Closure>> {
+        let call = py.detach(|| self.server.next(SIGNALS_EVERY));
+        py.check_signals()?;
+        Ok(call.map(|call| {
+            let request = &call.request;
+            Closure {
+                coordinator: request.coordinator.clone(),
+                worker: request.worker,
+                attempt: request.attempt,
+                key: request.key.clone(),
+                function: request.function.clone(),
+                arguments: request.arguments.clone(),
+                results: request.results.clone(),
+                call: Mutex::new(Some(call)),
+            }
+        }))
+    }
+
+    /// Returns whether a coordinator uses this worker.
+    fn is_attended_by(&self, coordinator: &str) -> bool {
+        self.server.is_attended_by(coordinator)
+    }
+
+    /// Takes no more closures.
+    fn leave(&self) {
+        self.server.leave();
+    }
+
+    /// Whether the worker leaves, and has no closure left.
+    #[getter]
+    fn is_done(&self) -> bool {
+        self.server.is_leaving() && self.server.running() == 0
+    }
+
+    /// Ends the server after all replies.
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.runtime.block_on(self.server.close()));
+    }
+}
+
+#[pymethods]
+impl Closure {
+    /// Returns the arguments: the positional ones, and those by name. `per_worker` is called for each value of the worker
+    /// among them.
+    fn arguments<'py>(
+        &self,
+        py: Python<'py>,
+        per_worker: &Bound<'py, PyAny>,
+    ) -> PyResult<(Bound<'py, PyTuple>, Bound<'py, PyDict>)> {
+        let referred = Referred { results: &self.results, per_worker };
+        values::decode_arguments(py, &self.arguments, &referred)
+    }
+
+    /// Replies with the value that the function has returned.
+    fn returned(&self, value: &Bound<'_, PyAny>) -> PyResult<()> {
+        let encoded = values::result(value)?;
+        let limit = MESSAGE_BYTES_MAX - RESULT_ROOM;
+        if limit < encoded.len() {
+            let message = format!(
+                "the result has {} bytes; a closure returns at most {limit}: write it to a file, and return its name",
+                encoded.len()
+            );
+            return Err(pyo3::exceptions::PyValueError::new_err(message));
+        }
+        self.take()?.returned(encoded.into());
+        Ok(())
+    }
+
+    /// Replies that there is no more data.
+    fn end_of_data(&self) -> PyResult<()> {
+        self.take()?.end_of_data();
+        Ok(())
+    }
+
+    /// Replies with an exception.
+    fn raised(&self, exception: String, message: String, traceback: String) -> PyResult<()> {
+        self.take()?.raised(exception, message, traceback);
+        Ok(())
+    }
+
+    /// Whether the coordinator still waits for it.
+    #[getter]
+    fn is_wanted(&self) -> bool {
+        let call = self.call.lock().unwrap_or_else(PoisonError::into_inner);
+        call.as_ref().is_some_and(Call::is_wanted)
+    }
+}
+
+impl Closure {
+    fn take(&self) -> PyResult<Call> {
+        let call = self.call.lock().unwrap_or_else(PoisonError::into_inner).take();
+        call.ok_or_else(|| PyRuntimeError::new_err("this closure was answered already"))
+    }
+}
+
+/// Decodes the arguments of a function that makes a value of a worker.
+#[pyfunction]
+pub fn decode_arguments<'py>(
+    py: Python<'py>,
+    encoded: &[u8],
+    per_worker: &Bound<'py, PyAny>,
+) -> PyResult<(Bound<'py, PyTuple>, Bound<'py, PyDict>)> {
+    values::decode_arguments(py, encoded, &Referred { results: &[], per_worker })
+}

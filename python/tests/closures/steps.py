@@ -1,0 +1,86 @@
+"""The functions that the tests run on workers."""
+
+import os
+import signal
+import time
+
+import numpy
+import steadfast
+
+
+def add(left, right=1):
+    return left + right
+
+
+def same(value):
+    return value
+
+
+def where():
+    closure = steadfast.current_closure()
+    return os.getpid(), closure.worker, closure.key, closure.attempt
+
+
+def sleeps(seconds, value=None):
+    time.sleep(seconds)
+    return value
+
+
+def notes(path, text):
+    """Appends a line, which is one write."""
+    with open(path, "a") as file:
+        file.write(f"{text}\n")
+    return text
+
+
+def notes_slowly(path, text, seconds):
+    notes(path, text)
+    time.sleep(seconds)
+    return text
+
+
+def fails(text):
+    raise ValueError(text)
+
+
+def dies():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leaves():
+    raise SystemExit("no")
+
+
+def is_wanted_until(path):
+    """Returns when the coordinator has lost interest, which a file then says."""
+    while steadfast.current_closure().is_wanted:
+        time.sleep(0.01)
+    notes(path, "not wanted")
+
+
+def object_of_a_class():
+    return object()
+
+
+def large(count):
+    return numpy.zeros(count, dtype=numpy.uint8)
+
+
+def numbers(count):
+    """A dataset of each worker: its numbers say whose they are."""
+    index = steadfast.current_closure().worker
+    return [(index, os.getpid(), number) for number in range(count)]
+
+
+def next_of(iterator):
+    return next(iterator)
+
+
+def length_of(dataset):
+    return len(dataset)
+
+
+class Steps:
+    @staticmethod
+    def double(value):
+        return 2 * value
