@@ -7,7 +7,7 @@ import sys
 import time
 
 HERE = pathlib.Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
+sys.path.insert(0, str(HERE.parent / "python"))
 
 import recovery  # noqa: E402
 import task  # noqa: E402

@@ -13,7 +13,7 @@ import traceback
 from typing import Callable, Dict, List, NamedTuple, Tuple
 
 HERE = pathlib.Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
+sys.path.insert(0, str(HERE.parent / "python"))
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import recovery  # noqa: E402

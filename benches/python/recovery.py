@@ -31,6 +31,11 @@ POLL_SECONDS = 0.01
 PROGRAM = str(HERE / "recover.py")
 
 
+def free_address() -> str:
+    """An address of this machine at which nothing listens."""
+    return f"127.0.0.1:{free_port()}"
+
+
 class Recovery(NamedTuple):
     seconds: float
     """From the kill to the next step in all other workers; infinite if there was none in time."""
@@ -84,7 +89,7 @@ def kill(pids: List[int]) -> None:
 
 
 def steadfast(job: Job, mode: str, *more: str) -> None:
-    at, flags = f"127.0.0.1:{free_port()}", ["--rdzv-id", "bench", "--nnodes", f"2:{WORKERS}"]
+    at, flags = free_address(), ["--rdzv-id", "bench", "--nnodes", f"2:{WORKERS}"]
     job.servers.append(job.start("rendezvous", ["steadfast", "rendezvous", *flags, "--listen", at]))
     for number in range(WORKERS):
         agent = ["steadfast", "run", *flags, "--rdzv-endpoint", at, *more, "--", sys.executable, PROGRAM, mode]
@@ -92,7 +97,7 @@ def steadfast(job: Job, mode: str, *more: str) -> None:
 
 
 def torchrun(job: Job) -> None:
-    at = f"127.0.0.1:{free_port()}"
+    at = free_address()
     for number in range(WORKERS):
         agent = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=c10d", "--rdzv-id=bench"]
         agent += [f"--rdzv-endpoint={at}", f"--nnodes=2:{WORKERS}", "--max-restarts=9", PROGRAM, "restart"]
