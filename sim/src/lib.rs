@@ -10,6 +10,7 @@
 mod agent;
 mod audit;
 mod checks;
+pub mod closures;
 mod cluster;
 mod etcd;
 pub mod explore;

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use clap::{Parser, ValueEnum};
 use steadfast_common::job::spec;
 use steadfast_sim::explore::{pairs, single_calls, singles, small};
-use steadfast_sim::{Job, LARGE_STEPS, Mode, Outcome, Plan, measure_masters, run, shrink};
+use steadfast_sim::{
+    Job, LARGE_STEPS, Mode, Outcome, Plan, closures, measure_masters, run, shrink,
+};
 use tracing_subscriber::filter::Targets;
 
 /// Runs whole jobs in deterministic simulation: one seed determines the whole run.
@@ -59,6 +61,8 @@ enum Modes {
     Sync,
     Async,
     Elastic,
+    /// Programs with a coordinator, and their workers.
+    Closures,
     /// Synchronous and asynchronous training.
     Both,
 }
@@ -69,6 +73,8 @@ impl Modes {
             Self::Sync => &[Mode::Sync],
             Self::Async => &[Mode::Async],
             Self::Elastic => &[Mode::Elastic],
+            // They are no jobs.
+            Self::Closures => &[],
             Self::Both => &[Mode::Sync, Mode::Async],
         }
     }
@@ -99,6 +105,9 @@ fn main() -> ExitCode {
     if let Some(stride) = args.explore {
         return explore(&args, stride);
     }
+    if args.mode == Modes::Closures {
+        return run_closures(&args);
+    }
     if !args.masters.is_empty() {
         return measure(&args);
     }
@@ -123,6 +132,29 @@ fn main() -> ExitCode {
         failed.len()
     );
     ExitCode::from(u8::from(!failed.is_empty()))
+}
+
+/// Runs seeds of programs with a coordinator, one after the other: each takes some milliseconds.
+fn run_closures(args: &Args) -> ExitCode {
+    let started = Instant::now();
+    let limit = args.minutes.map(|minutes| Duration::from_secs_f64(60.0 * minutes));
+    let (mut count, mut failed) = (0, 0);
+    for seed in args.seed..args.seed.saturating_add(args.seeds) {
+        if limit.is_some_and(|limit| limit < started.elapsed()) {
+            break;
+        }
+        let ledger = closures::run(seed);
+        count += 1;
+        let Some(broken) = ledger.broken.first() else { continue };
+        failed += 1;
+        if args.first {
+            println!("found: seed {seed} (closures): {broken}");
+            break;
+        }
+        println!("closures seed {seed} failed:\n  {}", ledger.broken.join("\n  "));
+    }
+    println!("{count} runs in {:.1} s, {failed} failed", started.elapsed().as_secs_f64());
+    ExitCode::from(u8::from(0 < failed))
 }
 
 /// Prints how long the code of the master takes for each step of a synchronous job, and for each task of an

@@ -231,6 +231,7 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
                 "steadfast-pserver-storage",
                 "steadfast-trainer",
                 "steadfast-agent",
+                "steadfast-coordinator",
             ],
         ),
     ],
