@@ -23,6 +23,7 @@ ROOT = HERE.parents[1]
 sys.path.insert(0, str(HERE.parent / "python"))
 
 import clicks  # noqa: E402
+import closures  # noqa: E402
 import recoveries  # noqa: E402
 import recovery  # noqa: E402
 import task  # noqa: E402
@@ -179,15 +180,15 @@ def selected(words: str, names: List[str], flag: str) -> List[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench-peers")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default="", help=f"of {','.join([*SYSTEMS, 'recovery'])}")
+    parser.add_argument("--only", default="", help=f"of {','.join([*SYSTEMS, 'recovery', 'closures'])}")
     parser.add_argument("--size", default="", help=f"of {','.join(SIZES)}")
     parser.add_argument("--limit", type=float, default=LIMIT_SECONDS, help="seconds for one run of a system")
     parser.add_argument("--json", type=pathlib.Path, default=ROOT / "target" / "bench-peers.json")
     args = parser.parse_args()
-    chosen = selected(args.only, [*SYSTEMS, "recovery"], "--only")
+    chosen = selected(args.only, [*SYSTEMS, "recovery", "closures"], "--only")
     names = selected(args.size, list(SIZES), "--size")
     sizes = [SIZES[name] for name in names]
-    keys = [key for key in chosen if key != "recovery" and set(names) & set(SYSTEMS[key].sizes)]
+    keys = [key for key in chosen if key in SYSTEMS and set(names) & set(SYSTEMS[key].sizes)]
     # Jobs of that size are killed.
     with_recovery = "recovery" in chosen and "small" in names
     # One thread in each process, also where a library would choose by itself. Where a system has two, a thread that
@@ -245,6 +246,9 @@ def main() -> None:
             table(size, samples[size.name], versions)
     if with_recovery:
         times.print_table()
+    if "closures" in chosen:
+        with tempfile.TemporaryDirectory() as directory:
+            closures.compare(args.rounds, pathlib.Path(directory), say)
 
 
 if __name__ == "__main__":
