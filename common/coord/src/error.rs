@@ -79,6 +79,14 @@ impl CoordError {
         }
     }
 
+    /// Returns whether the reply of etcd is larger than what this client accepts.
+    pub(crate) fn is_too_large(&self) -> bool {
+        match self {
+            Self::Refused { source, .. } => refusal(source).contains("message length too large"),
+            _ => false,
+        }
+    }
+
     /// Returns whether the operation can be retried. It may already have been applied.
     pub fn is_transient(&self) -> bool {
         self.kind() == ErrorKind::Unavailable

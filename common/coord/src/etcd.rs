@@ -217,14 +217,21 @@ impl Etcd {
         self.list_in_pages(prefix, PAGE_OF_LARGE).await
     }
 
-    async fn list_in_pages(&self, prefix: &str, page_keys: i64) -> Result<View, CoordError> {
+    async fn list_in_pages(&self, prefix: &str, mut page_keys: i64) -> Result<View, CoordError> {
         let mut view = View::default();
         let mut from = prefix.as_bytes().to_vec();
         let end = prefix_end(prefix.as_bytes());
         loop {
             let options = GetOptions::new().with_range(end.clone()).with_limit(page_keys);
             let options = options.with_revision(view.revision);
-            let page = self.read("list", &from, options).await?;
+            let page = match self.read("list", &from, options).await {
+                // The values are larger than was expected.
+                Err(error) if error.is_too_large() && 1 < page_keys => {
+                    page_keys = (page_keys / 4).max(1);
+                    continue;
+                }
+                read => read?,
+            };
             if view.revision == 0 {
                 view.revision = page.header().map_or(0, |header| header.revision());
             }
