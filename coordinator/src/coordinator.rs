@@ -1,6 +1,7 @@
 //! The coordinator of a program.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use steadfast_common::error::ErrorKind;
@@ -9,20 +10,20 @@ use steadfast_common::role::Role;
 use steadfast_coordinator_core::{ClosureId, Input, Settings, WorkerIndex};
 use steadfast_host::random;
 use steadfast_host::task::{Task, spawn};
-use steadfast_net::TlsIdentity;
+use steadfast_net::{Channel, TlsIdentity};
 use steadfast_process::Failure;
-use steadfast_proto::MESSAGE_BYTES_MAX;
+use steadfast_proto::v1::DropRequest;
+use steadfast_proto::v1::closures_client::ClosuresClient;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+use tracing::debug;
 use uuid::Uuid;
 
 pub use crate::driver::Lock;
-use crate::driver::{Driver, send};
+use crate::driver::{ARGUMENTS_BYTES_MAX, Driver, send};
 use crate::link::Link;
 use crate::table::{Scheduled, Shared, Table, WorkerState};
-
-/// Room in a message for what it has beside arguments.
-const ARGUMENTS_ROOM: usize = 64 << 10;
 
 /// How a coordinator works.
 #[derive(Clone, Debug)]
@@ -39,7 +40,7 @@ pub struct CoordinatorSettings {
 #[derive(Debug)]
 pub enum ScheduleError {
     /// As many closures wait as may wait; try again.
-    Full(Scheduled),
+    Full(Box<Scheduled>),
     Failed(Failure),
 }
 
@@ -53,7 +54,11 @@ pub struct Coordinator {
     /// Absent in a simulation.
     runtime: Option<Handle>,
     shared: Arc<Shared>,
+    /// Number of the next value of each worker.
+    next_value: AtomicU64,
     outbox: mpsc::UnboundedSender<Input>,
+    /// Cancelled when the coordinator is closed: what workers run has no outcome.
+    closing: CancellationToken,
     /// Dropping it ends the driver.
     leave: Mutex<Option<oneshot::Sender<()>>>,
     driver: Mutex<Option<Task<()>>>,
@@ -75,6 +80,7 @@ impl Coordinator {
         let shared = Arc::new(Shared::default());
         let (outbox, inbox) = mpsc::unbounded_channel();
         let (leave, left) = oneshot::channel();
+        let closing = CancellationToken::new();
         let driver = Driver {
             id,
             settings: machine,
@@ -83,6 +89,7 @@ impl Coordinator {
             inbox,
             outbox: outbox.clone(),
             leave: left,
+            closing: closing.clone(),
         };
         let driver = spawn(driver.run(first));
         Ok(Self {
@@ -91,7 +98,9 @@ impl Coordinator {
             tls,
             runtime: Handle::try_current().ok(),
             shared,
+            next_value: AtomicU64::new(1),
             outbox,
+            closing,
             leave: Mutex::new(Some(leave)),
             driver: Mutex::new(Some(driver)),
             links: Mutex::default(),
@@ -101,8 +110,11 @@ impl Coordinator {
     /// Adds the worker at `host:port`, or lets it take closures again under the index that it had.
     ///
     /// # Errors
-    /// `Invalid` if the address is none.
+    /// `Invalid` if the address is none; why the coordinator has ended.
     pub fn add_worker(&self, address: &str) -> Result<WorkerIndex, Failure> {
+        if let Some(failure) = self.shared.lock().ended() {
+            return Err(failure.clone());
+        }
         let is_address = address.rsplit_once(':').is_some_and(|(host, port)| {
             !host.is_empty()
                 && !address.contains("://")
@@ -189,27 +201,32 @@ impl Coordinator {
     /// [`ScheduleError::Full`] if too many closures wait. `TooLarge` if the arguments do not fit into a message; why the
     /// coordinator has ended.
     pub fn schedule(&self, scheduled: Scheduled) -> Result<ClosureId, ScheduleError> {
-        let limit = MESSAGE_BYTES_MAX - ARGUMENTS_ROOM;
+        let limit = ARGUMENTS_BYTES_MAX;
         if limit < scheduled.arguments.len() {
             let bytes = scheduled.arguments.len();
             let message = format!(
                 "the arguments of `{}` have {bytes} bytes; a closure takes at most {limit}: pass the name of a file, or \
-                 make the value on each worker with `per_worker`",
+                 make the value on each worker with `create_per_worker_dataset`",
                 scheduled.function
             );
             return Err(ScheduleError::Failed(Failure::new(ErrorKind::TooLarge, message)));
         }
-        let digest = match &scheduled.name {
-            Some(_) => digest(&scheduled),
-            None => String::new(),
-        };
+        let digest = digest(&scheduled);
         let mut table = self.shared.lock();
         if let Some(failure) = table.ended() {
             return Err(ScheduleError::Failed(failure.clone()));
         }
         if self.waiting_max <= table.waiting() {
-            return Err(ScheduleError::Full(scheduled));
+            return Err(ScheduleError::Full(Box::new(scheduled)));
         }
+        let mut digests = table.digests_of(&scheduled.inputs);
+        let digest = match digests.is_empty() {
+            true => digest,
+            false => {
+                digests.push(&digest);
+                sha256(digests.join(" ").as_bytes())
+            }
+        };
         let (id, call) = table.schedule(scheduled, digest);
         // Sent before the table is released, so that closures arrive in the order of their numbers.
         send(&self.outbox, Input::Scheduled { id, call });
@@ -231,6 +248,13 @@ impl Coordinator {
         }
     }
 
+    /// Creates the handle of a value of each worker. The workers drop theirs when the last handle is gone.
+    pub fn worker_value(&self) -> WorkerValue {
+        let number = self.next_value.fetch_add(1, Ordering::Relaxed);
+        let (runtime, shared) = (self.runtime.clone(), Arc::downgrade(&self.shared));
+        WorkerValue { coordinator: self.id, number, runtime, shared }
+    }
+
     /// Forgets the results of all closures with a name. Done when [`Table::forgets_results`] is false.
     pub fn forget_results(&self) {
         self.shared.lock().forgets_results = true;
@@ -249,12 +273,14 @@ impl Coordinator {
     /// Ends the coordinator, and frees its lock. Workers go on without it; closures that are not over have no outcome.
     /// May be called again.
     pub async fn close(&self) {
+        self.closing.cancel();
         drop(self.leave.lock().unwrap_or_else(PoisonError::into_inner).take());
         let driver = self.driver.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(driver) = driver {
             // It has no outcome but its end.
             let _ = driver.await;
         }
+        self.shared.change(Table::cancel_all);
         self.end_links();
     }
 
@@ -267,11 +293,51 @@ impl Coordinator {
 
 impl Drop for Coordinator {
     fn drop(&mut self) {
+        self.closing.cancel();
         self.end_links();
     }
 }
 
-/// Returns a digest of what a call computes.
+/// A value that each worker makes for itself, such as an iterator.
+#[derive(Debug)]
+pub struct WorkerValue {
+    coordinator: Uuid,
+    number: u64,
+    runtime: Option<Handle>,
+    shared: Weak<Shared>,
+}
+
+impl WorkerValue {
+    /// Returns its number, which is never reused by the coordinator.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+}
+
+impl Drop for WorkerValue {
+    /// Tells the workers. One that does not hear it keeps the value as long as it knows the coordinator.
+    fn drop(&mut self) {
+        let Some(shared) = self.shared.upgrade() else { return };
+        let channels: Vec<Channel> = {
+            let table = shared.lock();
+            let open = table.workers.values().filter(|it| it.threads.is_some());
+            open.map(|it| it.channel.clone()).collect()
+        };
+        let _guard = self.runtime.as_ref().map(Handle::enter);
+        for channel in channels {
+            let request =
+                DropRequest { coordinator: self.coordinator.to_string(), number: self.number };
+            spawn(async move {
+                if let Err(status) = ClosuresClient::new(channel).drop(request).await {
+                    debug!(reason = status.message(), "a worker was not told of a value to drop");
+                }
+            });
+        }
+    }
+}
+
+/// Returns a digest of what a call computes, up to the closures whose results it takes.
 fn digest(scheduled: &Scheduled) -> String {
-    sha256(&[scheduled.function.as_bytes(), &[0], &scheduled.arguments].concat())
+    let identity = scheduled.identity.as_ref().unwrap_or(&scheduled.arguments);
+    sha256(&[scheduled.function.as_bytes(), &[0], identity].concat())
 }

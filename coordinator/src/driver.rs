@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::records::closures::{ClosureName, ClosureRecord};
 use steadfast_common::records::keys::Keys;
@@ -13,16 +14,29 @@ use steadfast_coordinator_core::{
     ClosureId, CoordinatorMachine, Effect, Fact, Input, Reply, Settings, WorkerIndex,
 };
 use steadfast_host::task::spawn;
+use steadfast_host::time::{Instant, sleep};
+use steadfast_net::Channel;
 use steadfast_process::Failure;
 use steadfast_proto::v1::closures_client::ClosuresClient;
 use steadfast_proto::v1::{CancelRequest, Raised, RunRequest, run_reply};
 use steadfast_proto::{MESSAGE_BYTES_MAX, kind};
 use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use tracing::{debug, info, warn};
 use uuid::Uuid;
 
 use crate::table::Shared;
+
+/// Room in a message for what it has beside arguments.
+const ARGUMENTS_ROOM: usize = 64 << 10;
+
+/// Most bytes of the arguments of a closure.
+pub(crate) const ARGUMENTS_BYTES_MAX: usize = MESSAGE_BYTES_MAX - ARGUMENTS_ROOM;
+
+/// Longest wait for the end of a connection that has lost a call, and the time between looks.
+const LINK_END_MAX: Duration = Duration::from_millis(100);
+const LINK_END_POLL: Duration = Duration::from_millis(2);
 
 /// How long the coordinator waits for etcd and its lock after it has lost it.
 const REACQUIRE_PAUSE: Duration = Duration::from_millis(200);
@@ -52,7 +66,7 @@ impl Lock {
     }
 
     async fn remembered(&self) -> Result<BTreeMap<ClosureName, ClosureRecord>, CoordError> {
-        let found = self.etcd.list(&self.keys.closure_results_prefix()).await?;
+        let found = self.etcd.list_large(&self.keys.closure_results_prefix()).await?;
         let records = found.entries.iter().filter_map(|(key, entry)| {
             // A key that no coordinator has written.
             let name = self.keys.closure_of(key)?;
@@ -71,6 +85,8 @@ pub(crate) struct Driver {
     pub inbox: mpsc::UnboundedReceiver<Input>,
     pub outbox: mpsc::UnboundedSender<Input>,
     pub leave: oneshot::Receiver<()>,
+    /// Cancelled when the coordinator is closed.
+    pub closing: CancellationToken,
 }
 
 impl Driver {
@@ -126,7 +142,7 @@ impl Driver {
                 | ErrorKind::Denied
                 | ErrorKind::Internal => return Err(lost),
             }
-            steadfast_host::time::sleep(REACQUIRE_PAUSE).await;
+            sleep(REACQUIRE_PAUSE).await;
         }
     }
 
@@ -160,6 +176,7 @@ impl Driver {
             lock,
             shared: self.shared.clone(),
             outbox: self.outbox.clone(),
+            closing: self.closing.clone(),
         };
         let leave = async { drop((&mut self.leave).await) };
         let inbox = &mut self.inbox;
@@ -196,6 +213,7 @@ struct CoordinatorHost<'a> {
     lock: Option<(&'a Lock, &'a Session)>,
     shared: Arc<Shared>,
     outbox: mpsc::UnboundedSender<Input>,
+    closing: CancellationToken,
 }
 
 impl Host for CoordinatorHost<'_> {
@@ -267,17 +285,24 @@ impl CoordinatorHost<'_> {
             (channel, request)
         };
         let (shared, outbox) = (self.shared.clone(), self.outbox.clone());
+        let closing = self.closing.clone();
         spawn(async move {
-            let reply = match (channel, request) {
-                (Some(channel), Some(request)) => {
-                    let client = ClosuresClient::new(channel)
-                        .max_decoding_message_size(MESSAGE_BYTES_MAX)
-                        .max_encoding_message_size(MESSAGE_BYTES_MAX);
-                    reply_of({ client }.run(request).await)
+            let running = async {
+                match (channel, request) {
+                    (Some(channel), Some(request)) => run_there(channel, request).await,
+                    _ => Reply::Lost,
                 }
-                _ => Reply::Lost,
             };
-            shared.change(|table| table.replied(worker));
+            let reply = tokio::select! {
+                biased;
+                // The worker learns of it by the end of the call.
+                () = closing.cancelled() => return,
+                reply = running => reply,
+            };
+            if reply == Reply::Lost {
+                until_link_ends(&shared, worker).await;
+            }
+            shared.change(|table| table.replied(worker, attempt, id, &reply));
             send(&outbox, Input::Finished { worker, attempt, reply });
         });
     }
@@ -294,6 +319,30 @@ impl CoordinatorHost<'_> {
             });
         }
     }
+}
+
+/// Waits until it is known that there is no connection to a worker which has lost a call: it must not get the next one.
+/// Only the call may be lost, so the wait is short.
+async fn until_link_ends(shared: &Shared, worker: WorkerIndex) {
+    let begun = Instant::now();
+    let is_open = || shared.lock().workers.get(&worker).is_some_and(|it| it.threads.is_some());
+    while is_open() && begun.elapsed() < LINK_END_MAX {
+        sleep(LINK_END_POLL).await;
+    }
+}
+
+async fn run_there(channel: Channel, request: RunRequest) -> Reply {
+    let results: usize = request.results.iter().map(Bytes::len).sum();
+    let (bytes, limit) = (request.arguments.len() + results, ARGUMENTS_BYTES_MAX);
+    if limit < bytes {
+        return Reply::Refused(format!(
+            "its arguments have {bytes} bytes together with the results among them; a closure takes at most {limit}"
+        ));
+    }
+    let mut client = ClosuresClient::new(channel)
+        .max_decoding_message_size(MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX);
+    reply_of(client.run(request).await)
 }
 
 /// Sends an input to the driver; after its end no one needs it.

@@ -17,7 +17,7 @@ mod table;
 mod worker;
 
 pub use args::{CoordinatorArgs, WorkerArgs};
-pub use coordinator::{Coordinator, CoordinatorSettings, Lock, ScheduleError};
+pub use coordinator::{Coordinator, CoordinatorSettings, Lock, ScheduleError, WorkerValue};
 pub use steadfast_coordinator_core::{
     ClosureId, Failure as ClosureFailure, OnError, Outcome, RESULT_BYTES_MAX, Settings, WorkerIndex,
 };

@@ -11,7 +11,7 @@ use steadfast_proto::v1::AttendRequest;
 use steadfast_proto::v1::closures_client::ClosuresClient;
 use tokio::sync::mpsc;
 use tonic::Status;
-use tracing::info;
+use tracing::{info, warn};
 use uuid::Uuid;
 
 use crate::driver::send;
@@ -19,6 +19,9 @@ use crate::table::Shared;
 
 /// Longest pause between attempts to connect.
 const PAUSE_MAX: Duration = Duration::from_millis(500);
+
+/// A worker without a connection is reported after this time.
+const SAID_AFTER: Duration = Duration::from_secs(10);
 
 /// A connection that lasted so long is followed by a quick attempt.
 const SETTLED_AFTER: Duration = Duration::from_secs(5);
@@ -35,15 +38,25 @@ pub(crate) struct Link {
 impl Link {
     pub async fn follow(self) {
         let mut pauses = backoff();
+        // Since when there is no connection, unless that was said already.
+        let mut lost_at = Some(Instant::now());
         loop {
             let begun = Instant::now();
             let reason = match self.attend().await {
                 Ok(()) => "the worker has ended".to_owned(),
+                Err(status) if status.message().is_empty() => status.code().to_string(),
                 Err(status) => status.message().to_owned(),
             };
-            self.note_end(reason);
+            if self.note_end(&reason) {
+                lost_at = Some(Instant::now());
+            }
             if SETTLED_AFTER <= begun.elapsed() {
                 pauses = backoff();
+            }
+            if lost_at.is_some_and(|at| SAID_AFTER <= at.elapsed()) {
+                lost_at = None;
+                let address = self.shared.lock().address(self.worker).map(str::to_owned);
+                warn!(worker = address, reason, "there is no connection to a worker");
             }
             sleep(pauses.next().unwrap_or(PAUSE_MAX).min(PAUSE_MAX)).await;
         }
@@ -76,11 +89,12 @@ impl Link {
         Ok(())
     }
 
-    fn note_end(&self, reason: String) {
+    /// Notes that there is no connection; returns whether there was one.
+    fn note_end(&self, reason: &str) -> bool {
         let worker = self.worker;
         let was_open = self.shared.change(|table| {
             let Some(row) = table.workers.get_mut(&worker) else { return false };
-            row.reason.clone_from(&reason);
+            reason.clone_into(&mut row.reason);
             row.leaves = false;
             row.threads.take().is_some()
         });
@@ -88,5 +102,6 @@ impl Link {
             info!(%worker, reason, "a worker is lost");
             send(&self.outbox, Input::Lost(worker));
         }
+        was_open
     }
 }

@@ -1,14 +1,16 @@
 //! What the program and the machine share: closures with their arguments and outcomes, and the workers.
 
 use std::collections::BTreeMap;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use steadfast_common::records::closures::ClosureName;
-use steadfast_coordinator_core::{Call, ClosureId, Failure, Input, Outcome, WorkerIndex};
+use steadfast_coordinator_core::{Call, ClosureId, Failure, Input, Outcome, Reply, WorkerIndex};
 use steadfast_net::Channel;
 use steadfast_process::Failure as ProcessFailure;
+
+use crate::coordinator::WorkerValue;
 
 /// Errors of closures that are kept until the program is told. Of further ones only the number is kept.
 const ERRORS_MAX: usize = 1000;
@@ -25,6 +27,10 @@ pub struct Scheduled {
     pub name: Option<ClosureName>,
     /// The only worker that may run it.
     pub worker: Option<WorkerIndex>,
+    /// What a name stands for beside the function, if not the arguments as they are encoded.
+    pub identity: Option<Bytes>,
+    /// The values of workers that its arguments refer to.
+    pub values: Vec<Arc<WorkerValue>>,
 }
 
 /// A closure that has failed.
@@ -59,6 +65,15 @@ pub struct WorkerState {
     pub(crate) channel: Channel,
 }
 
+/// An attempt to run a closure, which outlives the term that has begun it.
+#[derive(Clone, Debug)]
+pub(crate) struct Running {
+    worker: WorkerIndex,
+    attempt: u64,
+    /// What became of it, until the closure settles.
+    reply: Option<Reply>,
+}
+
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub call: Call,
@@ -67,6 +82,10 @@ pub(crate) struct Entry {
     /// It was handed to a worker, or is over: it does not fill the queue any more.
     pub has_begun: bool,
     pub is_cancelled: bool,
+    /// The attempt whose outcome counts, if a worker was asked to run it.
+    pub attempt: Option<Running>,
+    /// Kept until no attempt needs them.
+    pub values: Vec<Arc<WorkerValue>>,
     /// The program, and closures that have it as an input.
     pub holders: u32,
     pub worker: Option<WorkerIndex>,
@@ -86,6 +105,8 @@ pub struct Table {
     errors_more: usize,
     /// The largest number of an attempt.
     pub(crate) attempts: u64,
+    /// Values of closures that are over. They are dropped without the lock.
+    dropped: Vec<Arc<WorkerValue>>,
     /// The results of all names are to be forgotten.
     pub(crate) forgets_results: bool,
     /// Why the coordinator cannot go on.
@@ -146,10 +167,16 @@ impl Table {
         (std::mem::take(&mut self.errors), std::mem::take(&mut self.errors_more))
     }
 
+    /// Returns the digests of closures, by which a name tells its inputs apart.
+    pub(crate) fn digests_of(&self, ids: &[ClosureId]) -> Vec<&str> {
+        let found = ids.iter().map(|id| self.closures.get(id).map(|it| it.call.digest.as_str()));
+        found.map(Option::unwrap_or_default).collect()
+    }
+
     pub(crate) fn schedule(&mut self, scheduled: Scheduled, digest: String) -> (ClosureId, Call) {
         self.last_id += 1;
         let id = ClosureId(self.last_id);
-        let Scheduled { function, arguments, inputs, name, worker } = scheduled;
+        let Scheduled { function, arguments, inputs, name, worker, values, .. } = scheduled;
         for input in &inputs {
             if let Some(entry) = self.closures.get_mut(input) {
                 entry.holders += 1;
@@ -162,6 +189,8 @@ impl Table {
             outcome: None,
             has_begun: false,
             is_cancelled: false,
+            attempt: None,
+            values,
             holders: 1,
             worker: None,
         };
@@ -178,6 +207,7 @@ impl Table {
         }
         let Some(entry) = self.closures.get_mut(&id) else { return };
         entry.worker = Some(worker);
+        entry.attempt = Some(Running { worker, attempt, reply: None });
         if !std::mem::replace(&mut entry.has_begun, true) {
             self.waiting -= 1;
         }
@@ -194,7 +224,9 @@ impl Table {
         if !std::mem::replace(&mut entry.has_begun, true) {
             self.waiting -= 1;
         }
-        entry.arguments = Bytes::new();
+        (entry.arguments, entry.attempt) = (Bytes::new(), None);
+        let values = std::mem::take(&mut entry.values);
+        self.dropped.extend(values);
         let counted = match outcome {
             Outcome::Returned(_) | Outcome::EndOfData | Outcome::Failed(_) => entry.worker,
             Outcome::Cancelled(_) => None,
@@ -249,10 +281,35 @@ impl Table {
         self.forgets_results
     }
 
-    pub(crate) fn replied(&mut self, worker: WorkerIndex) {
+    /// Keeps the reply to an attempt until the closure settles: the term to which it goes may end before.
+    pub(crate) fn replied(
+        &mut self,
+        worker: WorkerIndex,
+        attempt: u64,
+        id: ClosureId,
+        reply: &Reply,
+    ) {
         if let Some(worker) = self.workers.get_mut(&worker) {
             worker.running = worker.running.saturating_sub(1);
         }
+        let running = self.closures.get_mut(&id).and_then(|entry| entry.attempt.as_mut());
+        if let Some(running) = running.filter(|it| it.attempt == attempt) {
+            running.reply = Some(reply.clone());
+        }
+    }
+
+    /// Cancels all closures that are not over: the coordinator is closed.
+    pub(crate) fn cancel_all(&mut self) {
+        for entry in self.closures.values_mut().filter(|it| it.outcome.is_none()) {
+            let reason = "the coordinator was closed".to_owned();
+            entry.outcome = Some(Outcome::Cancelled(reason));
+        }
+        (self.pending, self.waiting) = (0, 0);
+    }
+
+    /// Forgets that a closure has failed: the program was told.
+    pub fn told_of(&mut self, id: ClosureId) {
+        self.errors.retain(|error| error.id != id);
     }
 
     pub(crate) fn end(&mut self, failure: ProcessFailure) {
@@ -282,6 +339,11 @@ impl Table {
             match &entry.outcome {
                 None => {
                     inputs.push(Input::Scheduled { id, call });
+                    if let Some(Running { worker, attempt, reply }) = entry.attempt.clone() {
+                        inputs.push(Input::Running { worker, attempt, id });
+                        let finished = |reply| Input::Finished { worker, attempt, reply };
+                        inputs.extend(reply.map(finished));
+                    }
                     if entry.is_cancelled {
                         inputs.push(Input::Cancelled(id));
                     }
@@ -315,8 +377,13 @@ impl Shared {
 
     /// Changes the table, and wakes those who wait for it.
     pub fn change<T>(&self, change: impl FnOnce(&mut Table) -> T) -> T {
-        let changed = change(&mut self.lock());
+        let (changed, dropped) = {
+            let mut table = self.lock();
+            (change(&mut table), std::mem::take(&mut table.dropped))
+        };
         self.changed.notify_all();
+        // The workers are told.
+        drop(dropped);
         changed
     }
 

@@ -15,8 +15,8 @@ use steadfast_net::TlsIdentity;
 use steadfast_process::{Exposure, Failure, bind};
 use steadfast_proto::v1::closures_server::{Closures, ClosuresServer};
 use steadfast_proto::v1::{
-    AttendRequest, CancelReply, CancelRequest, EndOfData, Raised, RunReply, RunRequest,
-    WorkerState, run_reply,
+    AttendRequest, CancelReply, CancelRequest, DropReply, DropRequest, EndOfData, Raised, RunReply,
+    RunRequest, WorkerState, run_reply,
 };
 use steadfast_proto::{MESSAGE_BYTES_MAX, access, status};
 use tokio::sync::{oneshot, watch};
@@ -30,6 +30,9 @@ use uuid::Uuid;
 
 /// Time between looks at the closures that run, when the worker leaves.
 const LEAVE_POLL: Duration = Duration::from_millis(20);
+
+/// Most values to drop that wait for a thread.
+const DROPPED_MAX: usize = 1 << 20;
 
 /// A closure that a coordinator wants to be run.
 #[derive(Debug)]
@@ -95,6 +98,9 @@ enum Phase {
 /// Coordinators that use the worker, with the number of their streams.
 type Coordinators = Arc<Mutex<BTreeMap<String, usize>>>;
 
+/// Values that no closure needs any more, by coordinator and number.
+type Dropped = Arc<Mutex<Vec<(String, u64)>>>;
+
 /// A worker that listens.
 #[derive(Debug)]
 pub struct WorkerServer {
@@ -102,6 +108,7 @@ pub struct WorkerServer {
     calls: Mutex<Receiver<Call>>,
     running: Running,
     coordinators: Coordinators,
+    dropped: Dropped,
     phase: watch::Sender<Phase>,
     stop: CancellationToken,
     serving: Mutex<Option<Task<Result<(), tonic::transport::Error>>>>,
@@ -124,7 +131,7 @@ impl WorkerServer {
         let (sender, calls) = channel();
         let (phase, _) = watch::channel(Phase::Serves);
         let running = Running::default();
-        let coordinators = Coordinators::default();
+        let (coordinators, dropped) = (Coordinators::default(), Dropped::default());
         let service = Service {
             process: random::uuid(),
             threads,
@@ -132,6 +139,7 @@ impl WorkerServer {
             running: running.clone(),
             phase: phase.clone(),
             coordinators: coordinators.clone(),
+            dropped: dropped.clone(),
         };
         let service = ClosuresServer::new(service)
             .max_decoding_message_size(MESSAGE_BYTES_MAX)
@@ -140,7 +148,7 @@ impl WorkerServer {
         let identity: TlsIdentity = exposure.identity();
         let serving = port.serve(Routes::new(service), access, &identity, stop.clone());
         let (calls, serving) = (Mutex::new(calls), Mutex::new(Some(serving)));
-        Ok(Self { address, calls, running, coordinators, phase, stop, serving })
+        Ok(Self { address, calls, running, coordinators, dropped, phase, stop, serving })
     }
 
     /// Returns the address, with the port that was picked if it was 0.
@@ -164,6 +172,11 @@ impl WorkerServer {
     pub fn is_attended_by(&self, coordinator: &str) -> bool {
         let coordinators = self.coordinators.lock().unwrap_or_else(PoisonError::into_inner);
         coordinators.contains_key(coordinator)
+    }
+
+    /// Takes the values that no closure needs any more, by coordinator and number.
+    pub fn take_dropped(&self) -> Vec<(String, u64)> {
+        std::mem::take(&mut self.dropped.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Says to all coordinators that the worker takes no more closures. Those that it has go on.
@@ -214,6 +227,7 @@ struct Service {
     running: Running,
     phase: watch::Sender<Phase>,
     coordinators: Coordinators,
+    dropped: Dropped,
 }
 
 /// Counts a stream of a coordinator until it is dropped.
@@ -288,5 +302,14 @@ impl Closures for Service {
             is_cancelled.store(true, Ordering::SeqCst);
         }
         Ok(Response::new(CancelReply {}))
+    }
+
+    async fn drop(&self, request: Request<DropRequest>) -> Result<Response<DropReply>, Status> {
+        let DropRequest { coordinator, number } = request.into_inner();
+        let mut dropped = self.dropped.lock().unwrap_or_else(PoisonError::into_inner);
+        if dropped.len() < DROPPED_MAX {
+            dropped.push((coordinator, number));
+        }
+        Ok(Response::new(DropReply {}))
     }
 }

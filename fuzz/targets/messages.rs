@@ -67,7 +67,7 @@ const CHECKS: &[(&str, Check)] = checks! {
     NextRoundRequest NextRoundReply BeginCommitRequest BeginCommitReply EndCommitRequest EndCommitReply
     LastCommitRequest LastCommitReply DecideCommitRequest DecideCommitReply ProgressRequest ProgressReply
     DealRequest DealReply FetchRecordsRequest FetchRecordsReply
-    AttendRequest WorkerState RunRequest RunReply CancelRequest CancelReply Arguments Value
+    AttendRequest WorkerState RunRequest RunReply CancelRequest CancelReply DropRequest DropReply Arguments Value
 };
 
 fn well_formed() -> Vec<Vec<u8>> {

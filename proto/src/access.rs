@@ -33,7 +33,7 @@ pub fn access(path: &str) -> &'static [Role] {
             | "DecideCommit" | "FetchRecords" | "Progress",
         ) => &[Trainer],
         // Programs with a coordinator have the certificates of administrators.
-        ("steadfast.v1.Closures", "Attend" | "Run" | "Cancel") => &[Admin],
+        ("steadfast.v1.Closures", "Attend" | "Run" | "Cancel" | "Drop") => &[Admin],
         ("steadfast.v1.Elastic", "ShutDown" | "ElasticStatus") => &[Trainer, Admin],
         ("steadfast.v1.Elastic", "Scale") => &[Admin],
         ("steadfast.v1.Master", "ReportDamage") => &[Pserver],

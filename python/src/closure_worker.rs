@@ -9,6 +9,7 @@ use pyo3::types::{PyDict, PyTuple};
 use steadfast_common::role::Role;
 use steadfast_coordinator::{Call, WorkerArgs, WorkerServer};
 use steadfast_host::random;
+use steadfast_process::Shutdown;
 use steadfast_proto::MESSAGE_BYTES_MAX;
 use tokio::runtime::Runtime;
 
@@ -31,6 +32,8 @@ pub struct ClosureWorker {
     server: Arc<WorkerServer>,
     modules: Vec<String>,
     threads: u32,
+    /// Handles signals as long as it exists.
+    _shutdown: Shutdown,
 }
 
 /// A closure to run.
@@ -70,10 +73,18 @@ impl ClosureWorker {
             .thread_name("steadfast")
             .enable_all()
             .build()?;
+        // Its own thread, so that a function that keeps the interpreter does not delay a signal.
+        let shutdown = runtime.block_on(async { Shutdown::install() }).map_err(failed)?;
         let starting = WorkerServer::start(args.listen, &exposure, args.threads);
         let server = interruptible(py, &runtime, starting)?.map_err(failed)?;
+        let server = Arc::new(server);
+        let (drained, leaving) = (shutdown.drain(), server.clone());
+        runtime.spawn(async move {
+            drained.await;
+            leaving.leave();
+        });
         let (modules, threads) = (args.modules, args.threads);
-        Ok(Self { runtime, server: Arc::new(server), modules, threads })
+        Ok(Self { runtime, server, modules, threads, _shutdown: shutdown })
     }
 
     /// Where coordinators reach it.
@@ -117,9 +128,9 @@ impl ClosureWorker {
         self.server.is_attended_by(coordinator)
     }
 
-    /// Takes no more closures.
-    fn leave(&self) {
-        self.server.leave();
+    /// Takes the values that no closure needs any more, by coordinator and number.
+    fn take_dropped(&self) -> Vec<(String, u64)> {
+        self.server.take_dropped()
     }
 
     /// Whether the worker leaves, and has no closure left.

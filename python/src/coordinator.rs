@@ -1,20 +1,22 @@
 //! A coordinator of closures in a Python program.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use prost::Message;
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use steadfast_coordinator::{
     ClosureError, ClosureFailure, ClosureId, Coordinator as Native, CoordinatorArgs, Outcome,
-    ScheduleError, Scheduled, Table, WorkerIndex,
+    ScheduleError, Scheduled, Table, WorkerIndex, WorkerValue,
 };
 use steadfast_host::random;
 use tokio::runtime::Runtime;
 
 use crate::error::{check_process, exception, raise};
 use crate::logs;
+use crate::own_process::OwnProcess;
 use crate::settings::settings;
 use crate::values::{self, References};
 
@@ -23,12 +25,9 @@ const SIGNALS_EVERY: Duration = Duration::from_millis(50);
 
 /// What the coordinator and its values share.
 struct Inner {
-    /// The process that created it.
-    process: u32,
-    runtime: Runtime,
-    native: Native,
-    /// Number of the next value of each worker.
-    next_value: AtomicU64,
+    // Dropped before the runtime.
+    native: OwnProcess<Native>,
+    runtime: OwnProcess<Runtime>,
 }
 
 /// Runs functions on workers; see `steadfast.Coordinator`.
@@ -45,16 +44,22 @@ pub struct RemoteValue {
 /// What a function returns on each worker.
 #[pyclass(frozen, module = "steadfast._native")]
 pub struct PerWorker {
-    number: u64,
+    inner: Arc<Inner>,
+    /// Absent in a forked process.
+    value: OwnProcess<Arc<WorkerValue>>,
     function: String,
     arguments: Vec<u8>,
     iterates: bool,
 }
 
 impl PerWorker {
+    pub fn value(&self) -> Arc<WorkerValue> {
+        (*self.value).clone()
+    }
+
     pub fn message(&self) -> steadfast_proto::v1::PerWorker {
         steadfast_proto::v1::PerWorker {
-            number: self.number,
+            number: self.value.number(),
             function: self.function.clone(),
             arguments: self.arguments.clone().into(),
             iterates: self.iterates,
@@ -87,8 +92,8 @@ impl Coordinator {
             .build()?;
         let starting = async { Native::start(args.settings().await?).await };
         let native = interruptible(py, &runtime, starting)?.map_err(|it| exception(py, &it))?;
-        let (process, next_value) = (std::process::id(), AtomicU64::new(1));
-        Ok(Self(Arc::new(Inner { process, runtime, native, next_value })))
+        let (native, runtime) = (OwnProcess::new(native), OwnProcess::new(runtime));
+        Ok(Self(Arc::new(Inner { native, runtime })))
     }
 
     /// Adds a worker, or lets it take closures again; returns its index.
@@ -109,13 +114,14 @@ impl Coordinator {
     fn wait_for_rest(&self, py: Python<'_>, worker: u32, timeout: Option<f64>) -> PyResult<bool> {
         let index = WorkerIndex(worker);
         let rested = self.0.wait(py, timeout, |table| {
-            table
-                .workers()
-                .get(&index)
-                .is_none_or(|it| it.is_at_rest || !it.is_stopped)
-                .then_some(())
+            let row = table.workers().get(&index);
+            match (row.is_none_or(|it| it.is_at_rest || !it.is_stopped), table.ended()) {
+                (true, _) => Some(Ok(())),
+                (false, Some(failure)) => Some(Err(failure.clone())),
+                (false, None) => None,
+            }
         })?;
-        Ok(rested.is_some())
+        rested.transpose().map(|it| it.is_some()).map_err(|it| exception(py, &it))
     }
 
     /// Lets other workers run what a worker runs.
@@ -163,16 +169,26 @@ impl Coordinator {
                 return Err(raise(py, "InvalidError", error.to_string()));
             }
         };
-        let mut references = References::default();
-        let arguments = values::arguments(args, kwargs, &mut references)?.into();
-        let (inputs, worker) = (references.results, worker.map(WorkerIndex));
-        let mut scheduled = Scheduled { function, arguments, inputs, name, worker };
+        let mut references = References::of(self);
+        let encoded = values::arguments(args, kwargs, &mut references)?;
+        // A name stands for the same call in all programs, which number their values as they make them.
+        let identity = (name.is_some() && !references.values.is_empty())
+            .then(|| values::without_numbers(&encoded).into());
+        let mut scheduled = Scheduled {
+            function,
+            arguments: encoded.encode_to_vec().into(),
+            inputs: references.results,
+            name,
+            worker: worker.map(WorkerIndex),
+            identity,
+            values: references.values,
+        };
         let begun = Instant::now();
         loop {
             scheduled = match self.0.native.schedule(scheduled) {
                 Ok(id) => return Ok(Some(RemoteValue { inner: self.0.clone(), id })),
                 Err(ScheduleError::Failed(failure)) => return Err(exception(py, &failure)),
-                Err(ScheduleError::Full(scheduled)) => scheduled,
+                Err(ScheduleError::Full(scheduled)) => *scheduled,
             };
             let waiting = self.0.look(|table| table.waiting());
             let left = timeout.map(|it| it - begun.elapsed().as_secs_f64());
@@ -189,19 +205,21 @@ impl Coordinator {
     #[pyo3(signature = (function, args, kwargs, *, iterates))]
     fn per_worker(
         &self,
+        py: Python<'_>,
         function: String,
         args: &Bound<'_, PyAny>,
         kwargs: Option<&Bound<'_, PyDict>>,
         iterates: bool,
     ) -> PyResult<PerWorker> {
-        let mut references = References::default();
-        let arguments = values::arguments(args, kwargs, &mut references)?;
-        if !references.results.is_empty() {
-            let message = "a value of each worker cannot depend on the result of a closure";
-            return Err(pyo3::exceptions::PyTypeError::new_err(message));
+        self.0.check(py)?;
+        let mut references = References::of(self);
+        let arguments = values::arguments(args, kwargs, &mut references)?.encode_to_vec();
+        if !references.results.is_empty() || !references.values.is_empty() {
+            let message = "a value of each worker cannot depend on the result of a closure, or on another such value";
+            return Err(PyTypeError::new_err(message));
         }
-        let number = self.0.next_value.fetch_add(1, Ordering::Relaxed);
-        Ok(PerWorker { number, function, arguments, iterates })
+        let value = OwnProcess::new(Arc::new(self.0.native.worker_value()));
+        Ok(PerWorker { inner: self.0.clone(), value, function, arguments, iterates })
     }
 
     /// Returns how many closures are not over.
@@ -216,6 +234,7 @@ impl Coordinator {
 
     /// Waits until no closure is left; returns whether that is so.
     fn wait_until_done(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        self.0.check(py)?;
         let done = self.0.wait(py, timeout, |table| match (table.pending(), table.ended()) {
             (0, _) => Some(Ok(())),
             (_, Some(failure)) => Some(Err(failure.clone())),
@@ -232,6 +251,7 @@ impl Coordinator {
 
     /// Forgets the results of all closures with a name.
     fn forget_results(&self, py: Python<'_>) -> PyResult<()> {
+        self.0.check(py)?;
         self.0.native.forget_results();
         let done =
             self.0.wait(py, None, |table| match (table.forgets_results(), table.ended()) {
@@ -244,7 +264,7 @@ impl Coordinator {
 
     /// Ends the coordinator. May be called again, and in a forked process, where it does nothing.
     fn close(&self, py: Python<'_>) {
-        if std::process::id() == self.0.process {
+        if !self.0.runtime.is_forked() {
             py.detach(|| self.0.runtime.block_on(self.0.native.close()));
         }
     }
@@ -265,7 +285,9 @@ impl RemoteValue {
         let found = self.inner.wait(py, timeout, |table| {
             if let Some(outcome) = table.outcome(id) {
                 let outcome = outcome.clone();
-                return Some(Ok((outcome, table.error_of(id))));
+                let error = table.error_of(id);
+                table.told_of(id);
+                return Some(Ok((outcome, error)));
             }
             table.ended().map(|failure| Err(failure.clone()))
         })?;
@@ -306,17 +328,31 @@ impl RemoteValue {
     pub fn id(&self) -> ClosureId {
         self.id
     }
+
+    /// Returns whether the closure is one of this coordinator.
+    pub fn is_of(&self, coordinator: &Coordinator) -> bool {
+        Arc::ptr_eq(&self.inner, &coordinator.0)
+    }
+}
+
+impl PerWorker {
+    /// Returns whether the value is one of this coordinator.
+    pub fn is_of(&self, coordinator: &Coordinator) -> bool {
+        Arc::ptr_eq(&self.inner, &coordinator.0)
+    }
 }
 
 impl Drop for RemoteValue {
     fn drop(&mut self) {
-        self.inner.native.release(self.id);
+        if !self.inner.native.is_forked() {
+            self.inner.native.release(self.id);
+        }
     }
 }
 
 impl Inner {
     fn check(&self, py: Python<'_>) -> PyResult<()> {
-        check_process(py, self.process)
+        check_process(py, self.runtime.process())
     }
 
     /// Looks at the table once.

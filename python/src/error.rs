@@ -35,8 +35,8 @@ pub fn check_process(py: Python<'_>, process: u32) -> PyResult<()> {
     if std::process::id() == process {
         return Ok(());
     }
-    let message = "this process was forked from the one that joined the job; start processes with \
-                   `multiprocessing.get_context(\"spawn\")`, or create the Trainer in the child";
+    let message = "this process was forked from the one that has connected; start processes with \
+                   `multiprocessing.get_context(\"spawn\")`, or connect in the child";
     Err(raise(py, "ForkedError", message))
 }
 

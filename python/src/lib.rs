@@ -15,6 +15,7 @@ mod job;
 mod logs;
 mod model;
 mod node;
+mod own_process;
 mod request;
 mod settings;
 mod trainer;

@@ -22,6 +22,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::Mutex as AsyncMutex;
 
 use crate::error::{check_process, raise};
+use crate::own_process::OwnProcess;
 
 /// Longest time in which a signal of the user goes unnoticed.
 const SIGNALS_EVERY: Duration = Duration::from_millis(50);
@@ -44,9 +45,7 @@ const RETRY: Duration = Duration::from_millis(200);
 /// This node, registered with an elastic job under a lease, until it is closed.
 #[pyclass(frozen, module = "steadfast._native")]
 pub struct Node {
-    /// The process that registered.
-    process: u32,
-    runtime: Runtime,
+    runtime: OwnProcess<Runtime>,
     registration: Arc<Registration>,
 }
 
@@ -186,7 +185,7 @@ impl Node {
             Ok(Arc::new(registration))
         };
         let registration = wait(py, &runtime, CALL_TIMEOUT, no_answer(), opening)?;
-        Ok(Self { process: std::process::id(), runtime, registration })
+        Ok(Self { runtime: OwnProcess::new(runtime), registration })
     }
 
     /// Waits until the node is a member of a round later than `after`.
@@ -289,7 +288,7 @@ impl Node {
 
     /// Leaves the job. May be called again, and in a forked process, where it does nothing.
     fn close(&self, py: Python<'_>) {
-        if std::process::id() != self.process {
+        if self.runtime.is_forked() {
             return;
         }
         let registration = self.registration.clone();
@@ -329,7 +328,7 @@ impl Node {
         timed_out: impl FnOnce() -> CallError,
         call: impl Future<Output = Result<T, CallError>> + Send + 'static,
     ) -> PyResult<T> {
-        check_process(py, self.process)?;
+        check_process(py, self.runtime.process())?;
         wait(py, &self.runtime, limit, timed_out, call)
     }
 }

@@ -1,30 +1,43 @@
 //! Arguments and results of closures: from Python's objects to messages, and back.
 
+use std::sync::Arc;
+
 use prost::Message;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{
     PyBool, PyByteArray, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple,
 };
-use steadfast_coordinator::ClosureId;
+use steadfast_coordinator::{ClosureId, WorkerValue};
 use steadfast_proto::v1::value::Kind;
 use steadfast_proto::v1::{Arguments, Array, Entry, Mapping, None as Nothing, Sequence, Value};
 
-use crate::coordinator::{PerWorker, RemoteValue};
+use crate::coordinator::{Coordinator, PerWorker, RemoteValue};
+use crate::error::raise;
 
-/// Deepest nesting of lists, tuples and dictionaries. The decoder of messages has a limit, too.
-const DEPTH_MAX: usize = 40;
+/// Deepest nesting of lists, tuples and dictionaries. The decoder of messages allows a hundred levels, of which a
+/// dictionary takes three.
+const DEPTH_MAX: usize = 30;
 
-/// What the arguments of a call may refer to, in the order of their first mention.
-#[derive(Debug, Default)]
-pub struct References {
+/// What the arguments of a call refer to, in the order of their first mention.
+pub struct References<'c> {
+    coordinator: &'c Coordinator,
     /// The closures whose results are arguments.
     pub results: Vec<ClosureId>,
+    /// The values of workers.
+    pub values: Vec<Arc<WorkerValue>>,
+}
+
+impl<'c> References<'c> {
+    /// Creates the references of a call of `coordinator`. Those to another one are errors.
+    pub fn of(coordinator: &'c Coordinator) -> Self {
+        Self { coordinator, results: Vec::new(), values: Vec::new() }
+    }
 }
 
 /// Whether a value may be the result of another closure, or one of each worker.
-enum Place<'a> {
-    Argument(&'a mut References),
+enum Place<'a, 'c> {
+    Argument(&'a mut References<'c>),
     Result,
 }
 
@@ -35,8 +48,8 @@ enum Place<'a> {
 pub fn arguments(
     positional: &Bound<'_, PyAny>,
     named: Option<&Bound<'_, PyDict>>,
-    references: &mut References,
-) -> PyResult<Vec<u8>> {
+    references: &mut References<'_>,
+) -> PyResult<Arguments> {
     let mut encoded = Arguments::default();
     let mut place = Place::Argument(references);
     for value in positional.try_iter()? {
@@ -45,7 +58,7 @@ pub fn arguments(
     for (name, value) in named.into_iter().flatten() {
         encoded.named.insert(name.extract()?, encode(&value, &mut place, 0)?);
     }
-    Ok(encoded.encode_to_vec())
+    Ok(encoded)
 }
 
 /// Encodes the result of a closure.
@@ -56,7 +69,7 @@ pub fn result(value: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
     Ok(encode(value, &mut Place::Result, 0)?.encode_to_vec())
 }
 
-fn encode(value: &Bound<'_, PyAny>, place: &mut Place<'_>, depth: usize) -> PyResult<Value> {
+fn encode(value: &Bound<'_, PyAny>, place: &mut Place<'_, '_>, depth: usize) -> PyResult<Value> {
     if DEPTH_MAX < depth {
         return Err(PyValueError::new_err(format!("a value is nested more than {DEPTH_MAX} deep")));
     }
@@ -98,12 +111,21 @@ fn encode(value: &Bound<'_, PyAny>, place: &mut Place<'_>, depth: usize) -> PyRe
 }
 
 /// Encodes what is no value of Python itself.
-fn other(value: &Bound<'_, PyAny>, place: &mut Place<'_>) -> PyResult<Kind> {
+fn other(value: &Bound<'_, PyAny>, place: &mut Place<'_, '_>) -> PyResult<Kind> {
     if let Ok(Some(handle)) = value.getattr_opt("_handle") {
         let Place::Argument(references) = place else {
             let message = "a closure cannot return what stands for a result; return the value";
             return Err(PyTypeError::new_err(message));
         };
+        let is_ours = match (handle.cast::<RemoteValue>(), handle.cast::<PerWorker>()) {
+            (Ok(remote), _) => remote.get().is_of(references.coordinator),
+            (_, Ok(per_worker)) => per_worker.get().is_of(references.coordinator),
+            (Err(_), Err(_)) => true,
+        };
+        if !is_ours {
+            let message = "it belongs to another coordinator; fetch the result, and pass that";
+            return Err(raise(value.py(), "InvalidError", message));
+        }
         if let Ok(remote) = handle.cast::<RemoteValue>() {
             let id = remote.get().id();
             let known = references.results.iter().position(|it| *it == id);
@@ -114,6 +136,7 @@ fn other(value: &Bound<'_, PyAny>, place: &mut Place<'_>) -> PyResult<Kind> {
             return Ok(Kind::Result(u32::try_from(index)?));
         }
         if let Ok(per_worker) = handle.cast::<PerWorker>() {
+            references.values.push(per_worker.get().value());
             return Ok(Kind::PerWorker(per_worker.get().message()));
         }
     }
@@ -131,11 +154,21 @@ fn array(value: &Bound<'_, PyAny>) -> PyResult<Array> {
     let numpy = value.py().import("numpy")?;
     let array = numpy.call_method1("asarray", (value,))?;
     let dtype = array.getattr("dtype")?;
-    let is_plain = !dtype.getattr("hasobject")?.extract::<bool>()?
+    // Types of other packages, such as bfloat16, have a name that stands for bytes.
+    let is_known = numpy.call_method1("dtype", (dtype.getattr("str")?,))?.eq(&dtype)?;
+    let is_masked = value.hasattr("mask")? && value.hasattr("fill_value")?;
+    let is_plain = is_known
+        && !is_masked
+        && !dtype.getattr("hasobject")?.extract::<bool>()?
         && dtype.getattr("names")?.is_none()
         && dtype.getattr("subdtype")?.is_none();
     if !is_plain {
-        let message = format!("arrays of type `{dtype}` do not travel; use numbers or text");
+        let kind = if is_masked {
+            "masked arrays".to_owned()
+        } else {
+            format!("arrays of type `{dtype}`")
+        };
+        let message = format!("{kind} do not travel; use plain ones of numbers or text");
         return Err(PyTypeError::new_err(message));
     }
     let data = array.call_method0("tobytes")?;
@@ -144,6 +177,27 @@ fn array(value: &Bound<'_, PyAny>) -> PyResult<Array> {
         shape: array.getattr("shape")?.extract()?,
         data: data.cast::<PyBytes>()?.as_bytes().to_vec().into(),
     })
+}
+
+/// Encodes what a call computes: its arguments, but for the numbers of values of workers.
+pub fn without_numbers(arguments: &Arguments) -> Vec<u8> {
+    let mut plain = arguments.clone();
+    plain.positional.iter_mut().chain(plain.named.values_mut()).for_each(clear_numbers);
+    plain.encode_to_vec()
+}
+
+fn clear_numbers(value: &mut Value) {
+    match &mut value.kind {
+        Some(Kind::PerWorker(per_worker)) => per_worker.number = 0,
+        Some(Kind::List(sequence) | Kind::Tuple(sequence)) => {
+            sequence.items.iter_mut().for_each(clear_numbers);
+        }
+        Some(Kind::Mapping(mapping)) => {
+            let parts = mapping.entries.iter_mut().flat_map(|it| [&mut it.key, &mut it.value]);
+            parts.flatten().for_each(clear_numbers);
+        }
+        _ => {}
+    }
 }
 
 /// What arguments may refer to, at the worker.

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import contextvars
-import signal
+import os
 import sys
 import threading
+import time
 import traceback
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, Sequence, Tuple
 
 from . import _native
 from ._functions import Modules
 from .errors import InvalidError, SteadfastError, described
 
 __all__ = ["CurrentClosure", "current_closure", "main"]
+
+TEXT_MAX = 64 << 10
+"""Most characters of the message of an exception, and of its traceback."""
+
+KEPT_SECONDS = 30
+"""How long a worker keeps the values of a coordinator without a connection."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +92,11 @@ class _Worker:
         # By coordinator and number. A value of a coordinator is made by one thread, while others wait.
         self._values: Dict[Tuple[str, int], Any] = {}
         self._lock = threading.RLock()
+        # When each coordinator that has values was seen last.
+        self._seen: Dict[str, float] = {}
 
     def run(self) -> None:
         """Runs closures until a signal arrives, and what it has then."""
-        _leave_on_signals(self._server.leave)
         print(f"steadfast worker: listens on {self._server.address}", flush=True)
         threads = [threading.Thread(target=self._work) for _ in range(self._server.threads - 1)]
         for thread in threads:
@@ -99,10 +107,16 @@ class _Worker:
         self._server.close()
 
     def _work(self) -> None:
-        while not self._server.is_done:
-            closure = self._server.next()
-            if closure is not None:
-                self._run(closure)
+        try:
+            while not self._server.is_done:
+                closure = self._server.next()
+                self._drop_values()
+                if closure is not None:
+                    self._run(closure)
+        except BaseException:
+            # A worker that takes closures and runs none would be worse than none.
+            traceback.print_exc()
+            os._exit(1)
 
     def _run(self, closure: _native.Closure) -> None:
         current = CurrentClosure(closure.key, closure.attempt, closure.worker, closure.coordinator, closure)
@@ -113,42 +127,75 @@ class _Worker:
         except StopIteration:
             closure.end_of_data()
         except BaseException as error:
-            shown = traceback.format_exception(type(error), error, _below(error))
-            closure.raised(type(error).__name__, str(error), "".join(shown))
+            self._report(closure, error)
         finally:
             _CURRENT.reset(token)
+
+    def _report(self, closure: _native.Closure, error: BaseException) -> None:
+        name = type(error).__name__
+        if name == "OutOfRangeError":
+            # TensorFlow's word for the end of a dataset.
+            closure.end_of_data()
+            return
+        # Without the frame of this module.
+        below = error.__traceback__.tb_next if error.__traceback__ is not None else None
+        shown = _text(lambda: "".join(traceback.format_exception(type(error), error, below)))
+        closure.raised(name, _text(lambda: str(error)), shown)
 
     def _per_worker(self, number: int, function: str, arguments: bytes, iterates: bool) -> Any:
         key = (current_closure().coordinator, number)
         with self._lock:
             if key not in self._values:
-                self._drop_values_of_others(key[0])
                 args, kwargs = _native.decode_arguments(arguments, self._per_worker)
                 value = self._modules.function(function)(*args, **kwargs)
-                self._values[key] = iter(value) if iterates else value
+                if iterates:
+                    value = iter(value)
+                    value = _Alone(value) if 1 < self._server.threads else value
+                self._values[key] = value
             return self._values[key]
 
-    def _drop_values_of_others(self, coordinator: str) -> None:
-        """Drops what was made for coordinators that are gone."""
-        others = {it for it, _ in self._values} - {coordinator}
-        gone = {it for it in others if not self._server.is_attended_by(it)}
-        self._values = {key: value for key, value in self._values.items() if key[0] not in gone}
+    def _drop_values(self) -> None:
+        """Drops what no closure needs any more, and what was made for coordinators that are gone."""
+        dropped = self._server.take_dropped()
+        if not dropped and not self._values:
+            return
+        with self._lock:
+            for key in dropped:
+                self._values.pop(key, None)
+            now = time.monotonic()
+            for coordinator in {it for it, _ in self._values}:
+                if self._server.is_attended_by(coordinator):
+                    self._seen[coordinator] = now
+                elif KEPT_SECONDS < now - self._seen.setdefault(coordinator, now):
+                    del self._seen[coordinator]
+                    self._values = {key: it for key, it in self._values.items() if key[0] != coordinator}
 
 
-def _below(error: BaseException) -> Any:
-    """Returns the traceback without the frame of this module."""
-    return error.__traceback__.tb_next if error.__traceback__ is not None else None
+class _Alone:
+    """An iterator of which one thread at a time takes the next item."""
+
+    def __init__(self, iterator: Iterator[Any]) -> None:
+        self._iterator = iterator
+        self._lock = threading.Lock()
+
+    def __iter__(self) -> "_Alone":
+        return self
+
+    def __next__(self) -> Any:
+        with self._lock:
+            return next(self._iterator)
 
 
-def _leave_on_signals(leave: Callable[[], None]) -> None:
-    """The first SIGTERM or SIGINT lets the worker leave, the second ends it at once."""
-
-    def first(number: int, _: object) -> None:
-        signal.signal(number, signal.SIG_DFL)
-        leave()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, first)
+def _text(show: Callable[[], str]) -> str:
+    """Returns a text that can be sent, whatever the object that it describes does."""
+    try:
+        text = show()
+    except Exception as error:
+        text = f"(its text cannot be shown: {type(error).__name__})"
+    if TEXT_MAX < len(text):
+        half = TEXT_MAX // 2
+        text = f"{text[:half]}\n[{len(text) - 2 * half} characters]\n{text[-half:]}"
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _report(message: str, code: int) -> int:

@@ -30,12 +30,22 @@ def name_of(function: Callable[..., Any]) -> str:
             f"`{name}` has no name by which a worker finds it; closures run functions of a module, "
             "so move it there, and pass as an argument what it takes from its surroundings"
         )
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if found is not function:
-        raise InvalidError(f"`{module}` has another object in the place of `{name}`; pass the one that it has")
+    if _part_of(sys.modules.get(module), name) is not function:
+        raise InvalidError(
+            f"`{name}` is not a function that `{module}` itself defines by this name, so a worker does not find it; pass a "
+            "function of a module, and no method of an object or of a class"
+        )
     return f"{_main() if module == '__main__' else module}:{name}"
+
+
+def _part_of(module: Any, path: str) -> Any:
+    """Returns a function that a module defines, or a class of it: never what it has imported. ``None`` without one."""
+    found = module
+    for part in path.split("."):
+        is_ours = found is module or (isinstance(found, type) and found.__module__ == module.__name__)
+        found = getattr(found, part, None) if is_ours else None
+    is_function = callable(found) and not isinstance(found, type)
+    return found if is_function and getattr(found, "__module__", None) == module.__name__ else None
 
 
 def _main() -> str:
@@ -43,7 +53,7 @@ def _main() -> str:
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     if spec is not None and spec.name:
-        return str(spec.name).removesuffix(".__main__") if sys.version_info >= (3, 9) else str(spec.name)
+        return str(spec.name)
     path = getattr(main, "__file__", None)
     if path is None:
         raise InvalidError(
@@ -73,17 +83,16 @@ class Modules:
             InvalidError: The worker was not started with the module, or the module has no such function.
         """
         module_name, _, path = name.partition(":")
-        found: Any = self._modules.get(module_name)
-        if found is None:
+        module = self._modules.get(module_name)
+        if module is None:
             known = ", ".join(sorted(self._modules))
             raise InvalidError(
                 f"`{name}`: this worker runs functions of {known} only; start it with the module `{module_name}`, too"
             )
-        for part in path.split("."):
-            found = getattr(found, part, None)
-        if not callable(found):
+        found = _part_of(module, path)
+        if found is None:
             raise InvalidError(
-                f"`{module_name}` at this worker ({self._modules[module_name].__file__}) has no function `{path}`; "
+                f"`{module_name}` at this worker ({getattr(module, '__file__', None)}) defines no function `{path}`; "
                 "coordinator and workers need the same code"
             )
         return found  # type: ignore[no-any-return]
@@ -110,4 +119,8 @@ def _import_file(path: str) -> ModuleType:
         raise InvalidError(f"{path}: `{name}` cannot be imported; rename the file to letters, digits and underscores")
     # It finds the modules beside it, as a program does.
     sys.path.insert(0, directory)
-    return importlib.import_module(name)
+    module = importlib.import_module(name)
+    found = getattr(module, "__file__", None)
+    if found is None or not os.path.samefile(found, path):
+        raise InvalidError(f"{path}: another module is called `{name}` ({found or 'of Python'}); rename the file")
+    return module

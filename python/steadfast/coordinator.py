@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import time
 from collections import deque
 from dataclasses import dataclass
 from typing import (
@@ -18,6 +19,7 @@ from typing import (
     Mapping,
     Optional,
     Sequence,
+    Set,
     TypeVar,
     Union,
 )
@@ -258,6 +260,7 @@ class Coordinator:
             settings.append(f"--etcd-endpoints={listed}")
         self._on_error = on_error
         self._native = _native.Coordinator([*settings, *args], _emit)
+        self._indexes: Set[int] = set()
         for address in workers:
             self.add_worker(address)
 
@@ -273,7 +276,9 @@ class Coordinator:
         Raises:
             InvalidError: The address is none.
         """
-        return self._native.add_worker(address)
+        index = self._native.add_worker(address)
+        self._indexes.add(index)
+        return index
 
     def remove_worker(self, address: str, *, timeout: Optional[float] = None) -> None:
         """Lets a worker take no more closures, and waits until it has finished those that it runs.
@@ -288,6 +293,7 @@ class Coordinator:
 
         Raises:
             NotFoundError: No worker with this address was added.
+            UnavailableError: The coordinator is closed, or another one has its place.
         """
         index = self._native.remove_worker(address)
         if not self._native.wait_for_rest(index, timeout):
@@ -328,7 +334,7 @@ class Coordinator:
             timeout: Most seconds to wait while too many closures wait.
 
         Raises:
-            ClosureErrors: Closures have failed since the last call that raised this, with ``on_error="stop"``.
+            ClosureErrors: Closures have failed whose errors were not raised yet, with ``on_error="stop"``.
             InvalidError: The function or the name cannot be used.
             TypeError: An argument does not travel.
             TimeoutError: There was no room in time.
@@ -336,6 +342,8 @@ class Coordinator:
         """
         if self._on_error == "stop":
             self._raise_errors()
+        if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
+            raise InvalidError(f"`args` is a {type(args).__name__}; pass a tuple of the arguments, such as `(value,)`")
         index = None if worker is None else self._index_of(worker)
         handle = self._native.schedule(name_of(fn), tuple(args), kwargs, name=name, worker=index, timeout=timeout)
         if handle is None:
@@ -355,6 +363,7 @@ class Coordinator:
 
         Raises:
             ClosureError: A closure has failed.
+            ClosureErrors: As :meth:`schedule`.
         """
         window: Deque[RemoteValue] = deque()
         for item in items:
@@ -378,7 +387,7 @@ class Coordinator:
             timeout: Most seconds to wait.
 
         Raises:
-            ClosureErrors: Closures have failed since the last call that raised this.
+            ClosureErrors: Closures have failed whose errors were not raised yet: by this, :meth:`schedule`, or a fetch.
             TimeoutError: Some are not over; the message says how many wait and run, and for what.
             UnavailableError: The coordinator is closed, or another one has its place.
         """
@@ -398,16 +407,21 @@ class Coordinator:
     def fetch(self, value: Any, timeout: Optional[float] = None) -> Any:
         """Waits for results: replaces each :class:`RemoteValue` in lists, tuples, dictionaries and
         :class:`PerWorkerValues` by what it stands for, as :meth:`RemoteValue.fetch` does."""
-        if isinstance(value, RemoteValue):
-            return value.fetch(timeout)
-        if isinstance(value, PerWorkerValues):
-            return PerWorkerValues({index: self.fetch(it, timeout) for index, it in value.items()})
-        if isinstance(value, dict):
-            return {key: self.fetch(it, timeout) for key, it in value.items()}
-        if isinstance(value, (list, tuple)):
-            items = [self.fetch(it, timeout) for it in value]
-            return items if isinstance(value, list) else tuple(items)
-        return value
+        end = None if timeout is None else time.monotonic() + timeout
+
+        def fetched(part: Any) -> Any:
+            if isinstance(part, RemoteValue):
+                return part.fetch(None if end is None else max(0.0, end - time.monotonic()))
+            if isinstance(part, PerWorkerValues):
+                return PerWorkerValues({index: fetched(it) for index, it in part.items()})
+            if isinstance(part, dict):
+                return {key: fetched(it) for key, it in part.items()}
+            if isinstance(part, (list, tuple)):
+                items = [fetched(it) for it in part]
+                return items if isinstance(part, list) else tuple(items)
+            return part
+
+        return fetched(value)
 
     @property
     def pending(self) -> int:
@@ -424,9 +438,10 @@ class Coordinator:
     ) -> PerWorkerDataset:
         """Returns what stands for ``dataset_fn(*args, **kwargs)``, called once on each worker.
 
-        ``iter`` of it makes an iterator on each worker, to be an argument of closures. A worker calls the function
-        when a closure needs it, so workers that are added later have it, too. A process that replaces a worker begins
-        anew. In the function, ``steadfast.current_closure().worker`` is the index of the worker.
+        ``iter`` of it makes an iterator on each worker, to be an argument of closures; the function is called once more for
+        each. A worker calls the function when a closure needs it, so workers that are added later have it, too. A process
+        that replaces a worker begins anew. The values are dropped when the program has dropped what stands for them, and
+        no closure needs them. With several threads, one at a time takes the next item. In the function, ``steadfast.current_closure().worker`` is the index of the worker.
         """
         name = name_of(dataset_fn)
 
@@ -458,6 +473,8 @@ class Coordinator:
     def _index_of(self, worker: Union[int, str, Worker]) -> int:
         if isinstance(worker, Worker):
             return worker.index
+        if isinstance(worker, int) and worker in self._indexes:
+            return worker
         for known in self.workers:
             if worker in (known.index, known.address):
                 return known.index
@@ -475,7 +492,8 @@ class Coordinator:
         lost = [f"{it.address} ({it.reason})" for it in workers if it.state == "running" and not it.threads]
         if not any(it.state == "running" for it in workers):
             return f"{text}; there is no worker: add one"
-        return f"{text}; no connection to {', '.join(lost)}" if lost else text
+        shown = [*lost[:5], *([f"{len(lost) - 5} more"] if 5 < len(lost) else [])]
+        return f"{text}; no connection to {', '.join(shown)}" if lost else text
 
 
 def _error(error: Any) -> ClosureError:

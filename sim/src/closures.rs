@@ -119,8 +119,7 @@ pub fn run(seed: u64) -> Ledger {
     }
     world.end();
     net.end();
-    let outcome = lock(&ledger).clone();
-    outcome
+    lock(&ledger).clone()
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -145,14 +144,16 @@ impl Place {
     }
 }
 
+/// The process of a place, if it runs, and how many there were.
+type Lives = (Option<ProcessId>, u16);
+
 #[derive(Clone)]
 struct Stage {
     world: World,
     net: Net,
     etcd: EtcdServer,
     ledger: Shared,
-    /// The process of each place, and how many there were.
-    places: Arc<Mutex<BTreeMap<Place, (Option<ProcessId>, u16)>>>,
+    places: Arc<Mutex<BTreeMap<Place, Lives>>>,
 }
 
 impl Stage {
@@ -323,6 +324,8 @@ async fn program(ledger: Shared, etcd: String) -> Result<(), Failure> {
             inputs: inputs.into_iter().collect(),
             name: name.as_deref().and_then(|it| it.parse().ok()),
             worker: None,
+            identity: None,
+            values: Vec::new(),
         };
         match coordinator.schedule(scheduled) {
             Ok(id) => closures.push((name, id)),

@@ -46,6 +46,12 @@ pub enum Input {
         id: ClosureId,
         has_result: bool,
     },
+    /// A worker runs a closure that an earlier term has given to it.
+    Running {
+        worker: WorkerIndex,
+        attempt: u64,
+        id: ClosureId,
+    },
     /// No one asks for the closure any more, and no later one has it as an input.
     Forgotten(ClosureId),
     /// A worker was added, or takes closures again.
@@ -258,6 +264,16 @@ impl CoordinatorMachine {
         }
     }
 
+    fn running(&mut self, worker: WorkerIndex, attempt: u64, id: ClosureId) {
+        let Some(closure) = self.closures.by_id.get_mut(&id) else { return };
+        // Otherwise another coordinator has its result.
+        if closure.state == State::Ready && self.workers.resume(worker, attempt, id) {
+            closure.state = State::Running { worker, attempt };
+            self.closures.ready.remove(&id);
+            self.workers.unpin(worker, id);
+        }
+    }
+
     fn has_input(&mut self, id: ClosureId, input: ClosureId, decision: &mut Decision<Self>) {
         let Some(closure) = self.closures.by_id.get_mut(&id) else { return };
         let State::Waiting { on } = &mut closure.state else { return };
@@ -337,6 +353,7 @@ impl Machine for CoordinatorMachine {
                 }
             }
             Input::Known { id, has_result } => self.closures.add_settled(id, has_result),
+            Input::Running { worker, attempt, id } => self.running(worker, attempt, id),
             Input::Forgotten(id) => {
                 let state = self.closures.by_id.get(&id).map(|it| &it.state);
                 if let Some(State::Settled { .. }) = state {
@@ -390,6 +407,7 @@ impl Machine for CoordinatorMachine {
             Input::Scheduled { .. }
             | Input::Cancelled(_)
             | Input::Known { .. }
+            | Input::Running { .. }
             | Input::Forgotten(_)
             | Input::Started(_)
             | Input::Stopped(_)

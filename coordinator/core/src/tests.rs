@@ -234,6 +234,27 @@ fn a_closure_on_which_workers_die_fails_after_some_of_them() {
     assert_eq!(world.outcome(1), Some(&Outcome::Failed(failure)));
 }
 
+/// A coordinator that has acquired its lock again goes on with what workers run meanwhile.
+#[test]
+fn what_runs_when_a_term_begins_goes_on() {
+    let mut world = World::new(SETTINGS);
+    let worker = WorkerIndex(0);
+    world.machine = CoordinatorMachine::new(SETTINGS, BTreeMap::new(), 7);
+    let inputs = [
+        Input::Started(worker),
+        Input::Scheduled { id: ClosureId(1), call: call(1) },
+        Input::Running { worker, attempt: 7, id: ClosureId(1) },
+        Input::Connected { worker, threads: 1 },
+    ];
+    world.asked.insert((worker, 7), ClosureId(1));
+    inputs.into_iter().for_each(|input| world.feed(input));
+    world.schedule(2, |_| {});
+    assert_eq!(world.run_of(2), None);
+    world.reply(1, value("one"));
+    assert_eq!(world.outcome(1), Some(&Outcome::Returned("one".into())));
+    assert_eq!(world.run_of(2), Some((worker, 8)));
+}
+
 #[test]
 fn a_worker_that_declines_is_no_lost_one() {
     let mut world = World::with_workers(1);

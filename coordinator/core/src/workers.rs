@@ -98,6 +98,13 @@ impl Workers {
         }
     }
 
+    /// Notes that a worker runs a closure; returns whether there is such a worker.
+    pub fn resume(&mut self, index: WorkerIndex, attempt: u64, id: ClosureId) -> bool {
+        let Some(worker) = self.by_index.get_mut(&index) else { return false };
+        worker.running.insert(attempt, Some(id));
+        true
+    }
+
     /// Returns the closures that a worker runs, with their attempts.
     pub fn runs(&self, index: WorkerIndex) -> Vec<(u64, ClosureId)> {
         let running = self.by_index.get(&index).map(|it| &it.running);
@@ -174,6 +181,6 @@ impl Workers {
     }
 
     pub fn threads_exceeded(&self) -> bool {
-        self.by_index.values().any(|it| it.threads < it.running.len())
+        self.by_index.values().any(|it| 0 < it.threads && it.threads < it.running.len())
     }
 }

@@ -84,3 +84,58 @@ class Steps:
     @staticmethod
     def double(value):
         return 2 * value
+
+    @classmethod
+    def of_class(cls):
+        return cls
+
+
+class Silent(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+class OutOfRangeError(Exception):
+    """As TensorFlow's, by its name."""
+
+
+def fails_with(kind):
+    raise {
+        "no text": Silent(),
+        "surrogate": ValueError("\udcff"),
+        "long": ValueError("x" * 20_000_000),
+        "interrupt": KeyboardInterrupt(),
+        "exit": GeneratorExit(),
+        "out of range": OutOfRangeError("end"),
+    }[kind]
+
+
+class Noted:
+    """Numbers, and a line in a file when they are dropped."""
+
+    def __init__(self, path):
+        self.path, self.number = path, -1
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.number += 1
+        return self.number
+
+    def __del__(self):
+        notes(self.path, "dropped")
+
+
+def noted_dataset(path):
+    return Noted(path)
+
+
+def after(_, iterator):
+    return next(iterator)
+
+
+def generated(count):
+    for number in range(count):
+        time.sleep(0.001)
+        yield number

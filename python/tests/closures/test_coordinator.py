@@ -99,8 +99,6 @@ def test_what_does_not_travel_is_an_error_that_names_its_type(cluster):
         with pytest.raises(steadfast.ClosureError, match="ValueError: the result has"):
             coordinator.schedule(steps.large, (9_000_000,)).fetch()
         assert len(coordinator.schedule(steps.large, (8_000_000,)).fetch()) == 8_000_000
-        with pytest.raises(steadfast.ClosureErrors, match="2 closures failed"):
-            coordinator.join()
 
 
 def test_only_functions_that_a_worker_finds_are_scheduled(cluster, tmp_path):
@@ -111,13 +109,12 @@ def test_only_functions_that_a_worker_finds_are_scheduled(cluster, tmp_path):
         assert coordinator.schedule(steps.Steps.double, (4,)).fetch() == 8
         for function, error in [
             (lambda: 1, "has no name by which a worker finds it"), (inner, "has no name by which a worker finds it"),
-            (3, "a int has no name"),
+            (3, "a int has no name"), (steps.Steps.of_class, "no method"), (steps.Steps, "no method"),
         ]:  # fmt: skip
             with pytest.raises(steadfast.InvalidError, match=error):
                 coordinator.schedule(function)
         with pytest.raises(steadfast.ClosureError, match="this worker runs functions of steps only; start it with"):
-            coordinator.schedule(math.sqrt, (4,)).fetch()
-        coordinator._native.take_errors()
+            coordinator.schedule(collections.namedtuple, ("a", "b")).fetch()
 
 
 def test_a_module_that_coordinates_when_it_is_imported_is_refused(tmp_path):
@@ -298,7 +295,6 @@ def test_every_error_is_reported(cluster):
         coordinator.join()
         with pytest.raises(steadfast.ClosureError, match="SystemExit: no"):
             coordinator.schedule(steps.leaves).fetch()
-        coordinator._native.take_errors()
 
 
 def test_results_are_arguments_of_other_closures(cluster):
@@ -308,10 +304,12 @@ def test_results_are_arguments_of_other_closures(cluster):
         five = coordinator.schedule(steps.add, kwargs={"left": two, "right": 3})
         lists = coordinator.schedule(steps.same, ({"a": [one, two], "b": five},))
         assert lists.fetch() == {"a": [1, 2], "b": 5}
-        without = coordinator.schedule(steps.add, (coordinator.schedule(steps.fails, ("x",)),))
+        failed = coordinator.schedule(steps.fails, ("x",))
+        without = coordinator.schedule(steps.add, (failed,))
         with pytest.raises(steadfast.ClosureCancelled, match="whose result is an argument"):
             without.fetch()
-        coordinator._native.take_errors()
+        with pytest.raises(steadfast.ClosureError, match="ValueError: x"):
+            failed.fetch()
 
 
 def test_the_end_of_data_is_no_error(cluster):
@@ -381,7 +379,6 @@ def test_a_closure_that_ends_its_workers_fails_after_some_of_them(cluster):
             value.fetch(timeout=30)
         cluster.start(address=addresses[0])
         assert coordinator.schedule(steps.add, (1,)).fetch() == 2
-        coordinator._native.take_errors()
 
 
 def test_a_worker_runs_as_many_closures_at_once_as_it_has_threads(cluster):
@@ -462,7 +459,6 @@ def test_a_coordinator_that_was_killed_runs_no_finished_closure_again(cluster, e
         assert coordinator.schedule(steps.notes, (str(notes), "3-3"), name="3-3").fetch() == "3-3"
         with pytest.raises(steadfast.ClosureError, match="the name `3-3` belongs to another call"):
             coordinator.schedule(steps.notes, (str(notes), "other"), name="3-3").fetch()
-        coordinator._native.take_errors()
         with pytest.raises(steadfast.InvalidError, match="`a/b` is no name of a closure"):
             coordinator.schedule(steps.add, (1,), name="a/b")
         coordinator.forget_results()
@@ -537,3 +533,174 @@ def test_an_etcd_that_is_away_delays_only_closures_with_a_name(cluster, tmp_path
         assert coordinator.fetch(values) == list(range(1, 11))
         assert named.fetch(timeout=60) == 11
         assert coordinator.schedule(steps.add, (1,), name="before").fetch() == 2
+
+
+def test_only_functions_that_a_module_defines_can_be_called(cluster):
+    """Not what it has imported, whoever asks."""
+    with steadfast.Coordinator([cluster.start()], on_error="continue") as coordinator:
+        for name in ["steps:os.system", "steps:time.sleep", "steps:add.__globals__.get", "steps:Steps", "os:system"]:
+            value = steadfast.RemoteValue(coordinator._native.schedule(name, ("true",), None))
+            with pytest.raises(steadfast.ClosureError, match="defines no function|runs functions of steps only"):
+                value.fetch()
+
+
+def test_results_that_fill_many_answers_of_etcd_are_found_again(cluster, etcd):
+    """S000-20: of all sizes that a result may have."""
+    worker = cluster.start()
+    sizes = [1_000_000, 10, 900_000, 1_000_000, 5_000, 1_000_000, 1_000_000, 0]
+    for _ in range(2):
+        with steadfast.Coordinator([worker], job="large", endpoints=etcd) as coordinator:
+            values = [coordinator.schedule(steps.large, (size,), name=str(at)) for at, size in enumerate(sizes)]
+            assert [len(value) for value in coordinator.fetch(values, timeout=30)] == sizes
+        # Nothing else is asked for them.
+        cluster[worker].kill()
+
+
+def test_what_belongs_to_another_coordinator_is_refused(cluster):
+    worker = cluster.start()
+    with steadfast.Coordinator([worker]) as first, steadfast.Coordinator([worker]) as second:
+        value = first.schedule(steps.add, (1,))
+        numbers = iter(first.create_per_worker_dataset(steps.numbers, (3,)))
+        for foreign in (value, [value], numbers):
+            with pytest.raises(steadfast.InvalidError, match="belongs to another coordinator"):
+                second.schedule(steps.same, (foreign,))
+
+
+def test_a_name_tells_the_results_among_its_arguments_apart(cluster):
+    with steadfast.Coordinator([cluster.start()]) as coordinator:
+        one, two = (coordinator.schedule(steps.add, (number, 0)) for number in (1, 2))
+        assert coordinator.schedule(steps.add, (one,), name="x").fetch() == 2
+        with pytest.raises(steadfast.ClosureError, match="the name `x` belongs to another call"):
+            coordinator.schedule(steps.add, (two,), name="x").fetch()
+        # Values of workers are made anew in each program.
+        for _ in range(2):
+            dataset = coordinator.create_per_worker_dataset(steps.numbers, (3,))
+            assert coordinator.schedule(steps.length_of, (dataset,), name="y").fetch() == 3
+
+
+def test_an_exception_of_any_kind_leaves_the_worker_as_it_was(cluster):
+    with steadfast.Coordinator([cluster.start()], on_error="continue") as coordinator:
+        for kind, error in [
+            ("no text", "Silent: .its text cannot be shown"), ("surrogate", r"ValueError: \\udcff"),
+            ("long", "characters"), ("interrupt", "KeyboardInterrupt"), ("exit", "GeneratorExit"),
+        ]:  # fmt: skip
+            with pytest.raises(steadfast.ClosureError, match=error) as raised:
+                coordinator.schedule(steps.fails_with, (kind,)).fetch(timeout=10)
+            assert len(str(raised.value)) < 300_000
+        assert coordinator.schedule(steps.fails_with, ("out of range",)).end_of_data()
+        assert coordinator.schedule(steps.where).fetch()[3] == 7
+        # Those that `fetch` has raised are not raised again.
+        coordinator.join()
+
+
+def test_what_runs_goes_on_while_etcd_is_away(cluster, tmp_path):
+    """A closure that takes longer than the lease of its coordinator is not begun again when etcd was away."""
+    address, notes = f"127.0.0.1:{free_port()}", tmp_path / "notes"
+    command = ["steadfast", "etcd", "--listen", address, "--data-dir", str(tmp_path / "etcd")]
+    server = cluster.run(command, "etcd")
+    until(lambda: "serv" in server.output())
+    with steadfast.Coordinator(
+        [cluster.start()], job="away", endpoints=address, args=["--lease-ttl", "2s"]
+    ) as coordinator:
+        value = coordinator.schedule(steps.notes_slowly, (str(notes), "begun", 7), name="slow")
+        until(lambda: len(lines(notes)) == 1)
+        server.kill()
+        time.sleep(4)
+        cluster.run(command, "etcd-again")
+        assert value.fetch(timeout=60) == "begun"
+        assert lines(notes) == ["begun"]
+
+
+def test_arguments_that_are_too_large_together_are_no_loss_of_workers(cluster):
+    with steadfast.Coordinator([cluster.start()]) as coordinator:
+        large = [coordinator.schedule(steps.large, (5_000_000,)) for _ in range(2)]
+        with pytest.raises(steadfast.ClosureError, match="bytes together with the results among them"):
+            coordinator.schedule(steps.same, (large,)).fetch(timeout=30)
+
+
+def test_a_coordinator_that_is_closed_frees_its_workers_and_ends_all_waits(cluster):
+    worker = cluster.start()
+    with pytest.raises(ZeroDivisionError), steadfast.Coordinator([worker]) as coordinator:
+        running = coordinator.schedule(steps.is_wanted_until, (str(cluster.logs / "notes"),))
+        until(lambda: coordinator.workers[0].closures == 1)
+        raise ZeroDivisionError
+    assert running.status is steadfast.RemoteValueStatus.ABORTED
+    with pytest.raises(steadfast.ClosureCancelled, match="the coordinator was closed"):
+        running.fetch()
+    with pytest.raises(steadfast.UnavailableError, match="closed"):
+        coordinator.remove_worker(worker)
+    with pytest.raises(steadfast.UnavailableError, match="closed"):
+        coordinator.add_worker("127.0.0.1:1")
+    with steadfast.Coordinator([worker]) as second:
+        assert second.schedule(steps.add, (1,)).fetch(timeout=10) == 2
+
+
+def test_a_forked_process_ends_and_is_told(cluster, tmp_path):
+    program = tmp_path / "forks.py"
+    program.write_text(
+        "import os, sys\n"
+        "import steadfast, steps\n"
+        "coordinator = steadfast.Coordinator(sys.argv[1:])\n"
+        "value = coordinator.schedule(steps.add, (1,))\n"
+        "assert value.fetch() == 2\n"
+        "for call in (coordinator.join, value.fetch, coordinator.forget_results, coordinator.close, lambda: None):\n"
+        "    child = os.fork()\n"
+        "    if not child:\n"
+        "        try:\n"
+        "            call()\n"
+        "        except steadfast.ForkedError as error:\n"
+        "            print(error)\n"
+        "        del value, coordinator, call\n"
+        "        sys.exit(7)\n"
+        "    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)\n"
+        "assert coordinator.schedule(steps.add, (2,)).fetch() == 3\n"
+    )
+    process = cluster.run([sys.executable, str(program), cluster.start()], "forks", {"PYTHONPATH": str(HERE)})
+    assert process.wait(30) == 0, process.output()
+    assert process.output().count("7\n") == 5
+    assert process.output().count("this process was forked from the one that has connected") == 3
+
+
+def test_a_worker_drops_what_no_closure_needs(cluster, tmp_path):
+    notes = tmp_path / "notes"
+    with steadfast.Coordinator([cluster.start()]) as coordinator:
+        value = iter(coordinator.create_per_worker_dataset(steps.noted_dataset, (str(notes),)))
+        assert coordinator.schedule(steps.next_of, (value,)).fetch() == 0
+        again = coordinator.schedule(steps.sleeps, (0.3, 1))
+        late = coordinator.schedule(steps.after, (again, value))
+        del value
+        assert late.fetch() == 1
+        until(lambda: lines(notes) == ["dropped"])
+
+
+def test_arrays_that_would_change_on_their_way_are_refused(cluster):
+    types = pytest.importorskip("ml_dtypes")
+    with steadfast.Coordinator([]) as coordinator:
+        with pytest.raises(TypeError, match="arrays of type `bfloat16` do not travel"):
+            coordinator.schedule(steps.same, (numpy.zeros(3, dtype=types.bfloat16),))
+        with pytest.raises(TypeError, match="masked arrays do not travel"):
+            coordinator.schedule(steps.same, (numpy.ma.masked_array([1, 2], [True, False]),))
+        with pytest.raises(steadfast.InvalidError, match="`args` is a str"):
+            coordinator.schedule(steps.same, "abc")
+
+
+def test_threads_of_a_worker_share_an_iterator(cluster):
+    address = cluster.start(str(HERE / "steps.py"), "--threads", "4")
+    with steadfast.Coordinator([address]) as coordinator:
+        numbers = iter(coordinator.create_per_worker_dataset(steps.generated, (100,)))
+        values = coordinator.fetch([coordinator.schedule(steps.next_of, (numbers,)) for _ in range(100)])
+        assert sorted(values) == list(range(100))
+
+
+def test_functions_of_tensorflow_and_torch_are_found_by_their_names(cluster, tmp_path):
+    torch = pytest.importorskip("torch")
+    program = tmp_path / "tensors.py"
+    program.write_text("import torch\n@torch.no_grad()\ndef double(tensor):\n    return 2 * torch.as_tensor(tensor)\n")
+    sys.path.insert(0, str(tmp_path))
+    try:
+        import tensors
+    finally:
+        sys.path.remove(str(tmp_path))
+    with steadfast.Coordinator([cluster.start(str(program))]) as coordinator:
+        doubled = coordinator.schedule(tensors.double, (torch.arange(3),)).fetch()
+        assert doubled.tolist() == [0, 2, 4]
