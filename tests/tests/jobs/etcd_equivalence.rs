@@ -98,6 +98,23 @@ fn a_listing_of_several_pages_shows_one_revision() {
     });
 }
 
+/// S000-20: also if some values are much larger than most, and a page of them than what the client accepts.
+#[test]
+fn a_listing_of_values_of_any_size_has_all_of_them() {
+    on_both(async |server| {
+        let etcd = connect(&server.url()).await;
+        let sizes = [1_400_000, 0, 10, 1_400_000, 1_400_000, 5, 1_400_000];
+        for (at, size) in sizes.iter().enumerate() {
+            etcd.put(&format!("/large/{at}"), &vec![b'x'; *size]).await.unwrap();
+        }
+        for view in [etcd.list("/large/").await.unwrap(), etcd.list_large("/large/").await.unwrap()]
+        {
+            let found: Vec<usize> = view.entries.values().map(|it| it.value.len()).collect();
+            assert_eq!(found, sizes);
+        }
+    });
+}
+
 /// S004-20, S004-23
 #[test]
 fn a_former_holder_of_the_lock_changes_nothing() {
