@@ -25,6 +25,7 @@ mod shell;
 mod status;
 mod top;
 mod why;
+mod worker;
 
 use std::process::ExitCode;
 use steadfast_process::print_line;
@@ -65,6 +66,7 @@ enum Command {
     Certs(certs::CertsArgs),
     EtcdUsers(etcd_users::EtcdUsersArgs),
     Doctor(doctor::DoctorArgs),
+    Worker(worker::WorkerArgs),
     Completions(shell::CompletionsArgs),
     Man(shell::ManArgs),
 }
@@ -98,6 +100,7 @@ fn main() -> ExitCode {
             Command::Certs(args) => certs::run(args),
             Command::EtcdUsers(args) => etcd_users::run(args).await,
             Command::Doctor(args) => doctor::run(args).await,
+            Command::Worker(args) => worker::run(&args).map(|never| match never {}),
             Command::Completions(args) => {
                 Ok(shell::completions(&args, with_variables(Cli::command())))
             }

@@ -18,3 +18,4 @@ mod supervisor;
 pub use args::LocalArgs;
 pub use directory::read_endpoint;
 pub use flow::run;
+pub use python::interpreter;

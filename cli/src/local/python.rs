@@ -19,25 +19,33 @@ pub struct Python {
     directory: PathBuf,
 }
 
+/// Finds the interpreter: the one that is `named` (`--python`), the one beside this program (pip has installed both), that
+/// of the active environment, or `python3`.
+///
+/// # Errors
+/// If a path cannot be made absolute.
+pub fn interpreter(named: Option<&Path>, programs: Option<&Path>) -> Result<PathBuf, Failure> {
+    let in_directory =
+        |directory: PathBuf| Some(directory.join("python")).filter(|it| it.is_file());
+    let active = ["VIRTUAL_ENV", "CONDA_PREFIX"]
+        .into_iter()
+        .filter_map(env::var_os)
+        .find_map(|directory| in_directory(PathBuf::from(directory).join("bin")));
+    let beside = programs.and_then(|it| in_directory(it.to_owned()));
+    Ok(match named {
+        Some(python) if python.components().count() == 1 => python.to_owned(),
+        Some(python) => absolute(python)?,
+        None => beside.or(active).unwrap_or("python3".into()),
+    })
+}
+
 impl Python {
-    /// Finds the interpreter: `--python`, the one beside this program (pip has installed both), that of the
-    /// active environment, or `python3`.
+    /// Finds the [`interpreter`], and what it runs.
     ///
     /// # Errors
     /// If a path cannot be made absolute, or the script does not exist.
     pub fn find(args: &LocalArgs, model: &ModelSpec, programs: &Path) -> Result<Self, Failure> {
-        let in_directory =
-            |directory: PathBuf| Some(directory.join("python")).filter(|it| it.is_file());
-        let active = ["VIRTUAL_ENV", "CONDA_PREFIX"]
-            .into_iter()
-            .filter_map(env::var_os)
-            .find_map(|directory| in_directory(PathBuf::from(directory).join("bin")));
-        let beside = in_directory(programs.to_owned());
-        let interpreter = match &args.python {
-            Some(python) if python.components().count() == 1 => python.clone(),
-            Some(python) => absolute(python)?,
-            None => beside.or(active).unwrap_or("python3".into()),
-        };
+        let interpreter = interpreter(args.python.as_deref(), Some(programs))?;
         let job_file = absolute(&args.job_file)?;
         let directory = job_file.parent().unwrap_or(Path::new("/")).to_owned();
         let args = match &model.script {

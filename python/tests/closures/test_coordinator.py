@@ -391,6 +391,27 @@ def test_a_worker_runs_as_many_closures_at_once_as_it_has_threads(cluster):
         assert 0.9 < time.monotonic() - begun < 3
 
 
+def test_steadfast_worker_is_a_worker(cluster):
+    address = f"127.0.0.1:{free_port()}"
+    command = [
+        "steadfast",
+        "worker",
+        "--python",
+        sys.executable,
+        str(HERE / "steps.py"),
+        "--listen",
+        address,
+        "--threads",
+        "2",
+    ]
+    process = cluster.run(command, "worker")
+    with steadfast.Coordinator([address]) as coordinator:
+        assert coordinator.schedule(steps.where).fetch()[0] == process.pid
+        assert coordinator.workers[0].threads == 2
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 0
+
+
 def test_a_worker_need_not_listen_when_it_is_added(cluster):
     address = f"127.0.0.1:{free_port()}"
     with steadfast.Coordinator([address]) as coordinator:
