@@ -391,6 +391,24 @@ def test_a_worker_runs_as_many_closures_at_once_as_it_has_threads(cluster):
         assert 0.9 < time.monotonic() - begun < 3
 
 
+def test_only_an_administrator_of_the_job_has_functions_run(cluster, tmp_path):
+    """F50: with certificates, neither a trainer of the job nor a program without one."""
+    certificates = tmp_path / "certs"
+    subprocess.run(["steadfast", "certs", "init", "--dir", str(certificates)], check=True, stdout=subprocess.DEVNULL)
+    worker = cluster.start(str(HERE / "steps.py"), "--tls", str(certificates / "trainer"))
+    with steadfast.Coordinator([worker], args=["--tls", str(certificates / "admin")]) as coordinator:
+        assert coordinator.schedule(steps.add, (1,)).fetch(timeout=30) == 2
+    for args in (["--tls", str(certificates / "trainer")], []):
+        coordinator = steadfast.Coordinator([worker], args=args)
+        value = coordinator.schedule(steps.notes, (str(tmp_path / "notes"), "ran"))
+        until(lambda refused=coordinator: "answered" not in refused.workers[0].reason)
+        if args:
+            assert "Attend is not permitted for trainer" in coordinator.workers[0].reason
+        assert value.status is steadfast.RemoteValueStatus.NOT_READY
+        coordinator.close()
+    assert lines(tmp_path / "notes") == []
+
+
 def test_steadfast_worker_is_a_worker(cluster):
     address = f"127.0.0.1:{free_port()}"
     command = [
