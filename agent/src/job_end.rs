@@ -1,4 +1,4 @@
-//! What agents and coordinators tell users about a job that has ended, and their exit codes for it.
+//! What agents and the process with a rendezvous tell users about a job that has ended, and their exit codes for it.
 
 use std::io::Write;
 use std::process::ExitCode;

@@ -12,11 +12,10 @@
 //!
 //! [`run`] is the whole agent of this machine. [`run_process`] is the part that a simulation runs as well, over
 //! [`WorkerProcesses`]; without it are the signals, the connection to a launcher, the search for the program, and the
-//! coordinator of `--standalone`.
+//! rendezvous of `--standalone`.
 
 mod args;
 mod commits;
-mod coordinator;
 mod environment;
 mod gpus;
 mod interface;
@@ -24,6 +23,7 @@ mod job_end;
 pub mod launcher_link;
 mod metrics;
 mod notices;
+mod own_rendezvous;
 mod ports;
 mod processes;
 mod program;
@@ -37,9 +37,9 @@ mod worker_service;
 
 pub use args::{DataArgs, RunArgs};
 pub use commits::CommitBuffer;
-pub use coordinator::{Coordinator, CoordinatorSettings, RendezvousArgs, rendezvous};
 pub use job_end::Ended;
 pub use notices::pass_on;
+pub use own_rendezvous::{OwnRendezvous, OwnRendezvousSettings, RendezvousArgs, rendezvous};
 pub use processes::{WorkerProcesses, WorkerStart};
 pub use run::{connect_to_etcd, run, run_process};
 pub use steadfast_agent_core::round::WorkerExit;

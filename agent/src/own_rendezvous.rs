@@ -112,7 +112,7 @@ pub async fn rendezvous(args: RendezvousArgs) -> Result<ExitCode, Failure> {
     spec.nodes.last_call = args.last_call;
     spec.nodes.join_timeout = args.join_timeout;
     args.data.describe(&mut spec);
-    let settings = CoordinatorSettings {
+    let settings = OwnRendezvousSettings {
         spec,
         listen: args.listen,
         master_listen: args.master_listen,
@@ -120,13 +120,13 @@ pub async fn rendezvous(args: RendezvousArgs) -> Result<ExitCode, Failure> {
         admin_listen: args.admin_listen,
         data_dir: args.data_dir,
     };
-    let mut coordinator = Coordinator::start(settings, &shutdown).await?;
-    let endpoint = match (&advertise, coordinator.address.ip().is_unspecified()) {
-        (Some(address), true) => format!("{}:{}", host_of(address), coordinator.address.port()),
-        (Some(_), false) | (None, _) => coordinator.address.to_string(),
+    let mut rendezvous = OwnRendezvous::start(settings, &shutdown).await?;
+    let endpoint = match (&advertise, rendezvous.address.ip().is_unspecified()) {
+        (Some(address), true) => format!("{}:{}", host_of(address), rendezvous.address.port()),
+        (Some(_), false) | (None, _) => rendezvous.address.to_string(),
     };
-    if let Some(result) = coordinator.result(&args.rdzv_id).await? {
-        coordinator.end().await;
+    if let Some(result) = rendezvous.result(&args.rdzv_id).await? {
+        rendezvous.end().await;
         let remedy = "choose another --rdzv-id or --data-dir";
         return Ok(was_over(&args.rdzv_id, &result, remedy));
     }
@@ -134,18 +134,18 @@ pub async fn rendezvous(args: RendezvousArgs) -> Result<ExitCode, Failure> {
     info!(%flags, "agents join");
     let ended = tokio::select! {
         biased;
-        ended = coordinator.master_ended() => {
-            let result = coordinator.result(&args.rdzv_id).await;
-            coordinator.all_have_left(&args.rdzv_id).await;
+        ended = rendezvous.master_ended() => {
+            let result = rendezvous.result(&args.rdzv_id).await;
+            rendezvous.all_have_left(&args.rdzv_id).await;
             ended.and(result)
         }
         () = shutdown.drain() => Ok(None),
     };
-    coordinator.end().await;
+    rendezvous.end().await;
     Ok(exit_code(ended?))
 }
 
-/// Returns the exit code of a coordinator, whose job may have ended.
+/// Returns the exit code of a rendezvous, whose job may have ended.
 fn exit_code(result: Option<ResultRecord>) -> ExitCode {
     match result {
         Some(result) if result.state == JobOutcome::Failed => has_failed(result),
@@ -153,9 +153,9 @@ fn exit_code(result: Option<ResultRecord>) -> ExitCode {
     }
 }
 
-/// What a coordinator serves, and where.
+/// What a rendezvous serves, and where.
 #[derive(Debug)]
-pub struct CoordinatorSettings {
+pub struct OwnRendezvousSettings {
     pub spec: ElasticSpec,
     pub listen: SocketAddr,
     pub master_listen: SocketAddr,
@@ -165,7 +165,7 @@ pub struct CoordinatorSettings {
     pub data_dir: Option<PathBuf>,
 }
 
-impl CoordinatorSettings {
+impl OwnRendezvousSettings {
     /// Returns the settings for a job that only this process takes part in.
     pub fn of_one_node(spec: ElasticSpec) -> Self {
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
@@ -182,7 +182,7 @@ impl CoordinatorSettings {
 
 /// A running etcd and master. They end with this process.
 #[derive(Debug)]
-pub struct Coordinator {
+pub struct OwnRendezvous {
     /// Where etcd is served.
     pub address: SocketAddr,
     shutdown: Shutdown,
@@ -192,13 +192,13 @@ pub struct Coordinator {
     _data: Option<TempDir>,
 }
 
-impl Coordinator {
+impl OwnRendezvous {
     /// Starts etcd and the master of a job. A process that exits at once leaves no temporary directory.
     ///
     /// # Errors
     /// If no port is free, or the directory cannot be created.
     pub async fn start(
-        settings: CoordinatorSettings,
+        settings: OwnRendezvousSettings,
         of_process: &Shutdown,
     ) -> Result<Self, Failure> {
         let (data_dir, _data) = match settings.data_dir {

@@ -26,13 +26,13 @@ use tracing::info;
 
 use crate::args::RunArgs;
 use crate::commits::CommitBuffer;
-use crate::coordinator::{Coordinator, CoordinatorSettings};
 use crate::environment::{Fixed, NodeInfo, RoundPlacement};
 use crate::interface;
 use crate::job_end::Ended;
 use crate::launcher_link;
 use crate::metrics::Counts;
 use crate::notices::pass_on;
+use crate::own_rendezvous::{OwnRendezvous, OwnRendezvousSettings};
 use crate::ports::HeldPorts;
 use crate::processes::{WorkerProcesses, WorkerStart};
 use crate::program::Program;
@@ -66,25 +66,25 @@ pub async fn run(mut args: RunArgs) -> Result<ExitCode, Failure> {
     if args.launched_on.is_some() {
         spawn(launcher_link::follow(shutdown.clone()));
     }
-    let mut coordinator = None;
+    let mut rendezvous = None;
     if args.standalone {
         let mut spec = ElasticSpec::new(args.job(), args.nnodes);
         args.data.describe(&mut spec);
-        let settings = CoordinatorSettings::of_one_node(spec);
-        let started = coordinator.insert(Coordinator::start(settings, &shutdown).await?);
+        let settings = OwnRendezvousSettings::of_one_node(spec);
+        let started = rendezvous.insert(OwnRendezvous::start(settings, &shutdown).await?);
         args.rdzv_endpoint = vec![format!("http://{}", started.address)];
     }
     let living = supervise(&args, program, warm, NodeId(id), &shutdown);
-    let ended = match &mut coordinator {
+    let ended = match &mut rendezvous {
         None => living.await,
-        Some(coordinator) => tokio::select! {
+        Some(rendezvous) => tokio::select! {
             biased;
             ended = living => ended,
-            Err(failure) = coordinator.master_ended() => Err(failure),
+            Err(failure) = rendezvous.master_ended() => Err(failure),
         },
     };
-    if let Some(coordinator) = coordinator {
-        coordinator.end().await;
+    if let Some(rendezvous) = rendezvous {
+        rendezvous.end().await;
     }
     ended.map(|ended| ended.exit_code(args.job(), &shutdown))
 }

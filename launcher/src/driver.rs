@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use steadfast_agent::Coordinator;
+use steadfast_agent::OwnRendezvous;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::records::launch::{LauncherRecord, Outcome};
 use steadfast_common::status::{HostStatus, LauncherStatus};
@@ -90,10 +90,10 @@ impl Driver {
     /// Why the job ended, if it did not succeed, or why this launcher cannot go on.
     pub async fn run(
         mut self,
-        coordinator: &mut Option<Coordinator>,
+        rendezvous: &mut Option<OwnRendezvous>,
         shutdown: &Shutdown,
     ) -> Result<ExitCode, Failure> {
-        let ended = self.terms(coordinator, shutdown).await;
+        let ended = self.terms(rendezvous, shutdown).await;
         if self.outcome.is_none() && ended.is_err() {
             info!("stopping all agents");
         }
@@ -125,7 +125,7 @@ impl Driver {
     /// Acquires the lock, again if it is lost, until the job is over. Agents go on meanwhile.
     async fn terms(
         &mut self,
-        coordinator: &mut Option<Coordinator>,
+        rendezvous: &mut Option<OwnRendezvous>,
         shutdown: &Shutdown,
     ) -> Result<(), Failure> {
         loop {
@@ -139,7 +139,7 @@ impl Driver {
                 Err(failure) => return Err(failure),
             };
             self.view.readiness.set_ready();
-            let end = self.term(&session, leadership, coordinator, shutdown).await;
+            let end = self.term(&session, leadership, rendezvous, shutdown).await;
             self.view.readiness.set_not_ready("acquires the lock of the job");
             session.close(&self.store.etcd).await;
             match end {
@@ -188,7 +188,7 @@ impl Driver {
         &mut self,
         session: &Session,
         mut leadership: Leadership,
-        coordinator: &mut Option<Coordinator>,
+        rendezvous: &mut Option<OwnRendezvous>,
         shutdown: &Shutdown,
     ) -> Result<(), TermEnd> {
         let machine = self.begin(&mut leadership).await?;
@@ -196,7 +196,7 @@ impl Driver {
         let committer = Committer::new(self.store.etcd.clone(), leadership);
         let (term, _) = Term::new(machine, committer);
         let first = self.repeated();
-        let mut host = LaunchHost::new(self, session, coordinator, shutdown);
+        let mut host = LaunchHost::new(self, session, rendezvous, shutdown);
         match term.begin_with(first).run(&mut host, std::future::pending()).await? {
             End::Over(_) | End::Left(_) => Ok(()),
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use steadfast_agent::Coordinator;
+use steadfast_agent::OwnRendezvous;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::records::launch::Outcome;
 use steadfast_coord::term::Host;
@@ -47,7 +47,7 @@ impl From<CoordError> for TermEnd {
 pub(crate) struct LaunchHost<'a> {
     driver: &'a mut Driver,
     session: &'a Session,
-    coordinator: &'a mut Option<Coordinator>,
+    rendezvous: &'a mut Option<OwnRendezvous>,
     shutdown: &'a Shutdown,
     /// The master of the job runs in this process.
     has_master: bool,
@@ -57,11 +57,11 @@ impl<'a> LaunchHost<'a> {
     pub fn new(
         driver: &'a mut Driver,
         session: &'a Session,
-        coordinator: &'a mut Option<Coordinator>,
+        rendezvous: &'a mut Option<OwnRendezvous>,
         shutdown: &'a Shutdown,
     ) -> Self {
-        let has_master = coordinator.is_some();
-        Self { driver, session, coordinator, shutdown, has_master }
+        let has_master = rendezvous.is_some();
+        Self { driver, session, rendezvous, shutdown, has_master }
     }
 }
 
@@ -81,7 +81,7 @@ impl Host for LaunchHost<'_> {
                 driver.ends.push_back(ended);
                 Some(input)
             }
-            ended = master_ended(self.coordinator), if self.has_master => {
+            ended = master_ended(self.rendezvous), if self.has_master => {
                 // It ends with the job.
                 self.has_master = false;
                 ended.map_err(|it| TermEnd::Failed(it.context("the master of the job")))?;
@@ -129,9 +129,9 @@ fn pause(machine: &LaunchMachine) -> Duration {
     left.unwrap_or(SLEEP_MAX).clamp(SLEEP_MIN, SLEEP_MAX)
 }
 
-async fn master_ended(coordinator: &mut Option<Coordinator>) -> Result<(), Failure> {
-    match coordinator {
-        Some(coordinator) => coordinator.master_ended().await,
+async fn master_ended(rendezvous: &mut Option<OwnRendezvous>) -> Result<(), Failure> {
+    match rendezvous {
+        Some(rendezvous) => rendezvous.master_ended().await,
         None => std::future::pending().await,
     }
 }

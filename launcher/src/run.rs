@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use steadfast_agent::{Coordinator, CoordinatorSettings, connect_to_etcd};
+use steadfast_agent::{OwnRendezvous, OwnRendezvousSettings, connect_to_etcd};
 use steadfast_common::job::durations::parse_or_seconds;
 use steadfast_common::job::elastic::{AnyJobRecord, ElasticSpec};
 use steadfast_common::records::keys::Keys;
@@ -57,10 +57,10 @@ pub async fn launch(args: LaunchArgs) -> Result<ExitCode, Failure> {
     let mut endpoints: Vec<String> =
         args.rdzv_endpoint.iter().map(|it| args.auth.url(it)).collect();
     let mut served = endpoints.clone();
-    let mut coordinator = None;
+    let mut rendezvous = None;
     if let Some(listen) = listen {
-        let settings = coordinator_settings(&args, nodes, listen)?;
-        let started = coordinator.insert(Coordinator::start(settings, &shutdown).await?);
+        let settings = rendezvous_settings(&args, nodes, listen)?;
+        let started = rendezvous.insert(OwnRendezvous::start(settings, &shutdown).await?);
         endpoints = vec![format!("http://{}", own(started.address))];
         served = vec![advertised(args.advertise.as_deref(), started.address)?];
     }
@@ -78,9 +78,9 @@ pub async fn launch(args: LaunchArgs) -> Result<ExitCode, Failure> {
     let agents = Agents::new(supervisor, template, times, &etcd, &keys, &shutdown).await?;
     let store = Store { etcd, keys, lease_ttl: args.lease_ttl, holder: id.to_string() };
     let driver = Driver::new(settings, store, agents, Poller::start(source), view);
-    let ended = driver.run(&mut coordinator, &shutdown).await;
-    if let Some(coordinator) = coordinator {
-        coordinator.end().await;
+    let ended = driver.run(&mut rendezvous, &shutdown).await;
+    if let Some(rendezvous) = rendezvous {
+        rendezvous.end().await;
     }
     ended
 }
@@ -222,18 +222,18 @@ fn host_source(
     }
 }
 
-fn coordinator_settings(
+fn rendezvous_settings(
     args: &LaunchArgs,
     nodes: NodeRange,
     listen: SocketAddr,
-) -> Result<CoordinatorSettings, Failure> {
+) -> Result<OwnRendezvousSettings, Failure> {
     let mut spec = ElasticSpec::new(&args.rdzv_id, nodes);
     spec.nodes.last_call = args.last_call;
     args.data.describe(&mut spec);
     let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let url = advertised(args.advertise.as_deref(), listen)?;
     let host = url.trim_start_matches("http://").rsplit_once(':').map(|(host, _)| host.to_owned());
-    Ok(CoordinatorSettings {
+    Ok(OwnRendezvousSettings {
         spec,
         listen,
         master_listen: SocketAddr::new(listen.ip(), 0),

@@ -170,7 +170,7 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
             "steadfast-coord",
             "steadfast-process",
             "steadfast-supervise",
-            // The coordinator, and the other end of the connection to an agent.
+            // The rendezvous, and the other end of the connection to an agent.
             "steadfast-agent",
         ],
     )],

@@ -158,7 +158,7 @@ fn a_worker_that_fails_after_another_node_has_succeeded_runs_again_with_it() {
     assert_eq!(job.end().code, Some(0));
 }
 
-/// S003-25: if no restart is left, the job has failed, on each node and for its coordinator.
+/// S003-25: if no restart is left, the job has failed, on each node and for its rendezvous.
 #[test]
 fn a_job_with_a_worker_that_fails_for_good_after_the_success_of_others_has_failed() {
     let scene = Scene::new();
@@ -251,7 +251,7 @@ fn an_agent_of_a_job_that_is_over_runs_nothing_and_says_so() {
     assert!(ended.stderr.contains("it succeeded at 2"), "{}", ended.stderr);
 }
 
-/// The same of a coordinator that is started again with the data of a job that is over.
+/// The same of a rendezvous that is started again with the data of a job that is over.
 #[test]
 fn a_rendezvous_of_a_job_that_is_over_says_so() {
     let scene = Scene::new();
