@@ -290,6 +290,9 @@ fn decode_array<'py>(py: Python<'py>, array: &Array) -> PyResult<Bound<'py, PyAn
     // Writable, and with memory of its own.
     let data = PyByteArray::new(py, &array.data);
     let shape = PyTuple::new(py, &array.shape)?;
+    if array.data.is_empty() && !array.shape.contains(&0) {
+        return Err(damaged("an array has no data"));
+    }
     let whole = match array.data.is_empty() {
         true => numpy.call_method1("empty", (shape, dtype))?,
         false => {

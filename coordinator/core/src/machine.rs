@@ -12,6 +12,9 @@ use crate::workers::Workers;
 /// Most bytes of the result of a closure with a name. As text it is a third longer, and fits into a request of etcd.
 pub const RESULT_BYTES_MAX: usize = 1 << 20;
 
+/// More changes than fit into any transaction.
+const NOT_WITH_OTHERS: usize = 1 << 20;
+
 /// More than a record takes beside its result.
 const RECORD_BYTES: usize = 2048;
 
@@ -379,7 +382,8 @@ impl Machine for CoordinatorMachine {
             }
             Input::ForgetResults => {
                 self.remembered.clear();
-                decision.facts.push(Fact::Forgotten);
+                // Alone: etcd refuses a transaction that deletes a prefix and puts a key below it.
+                decision.ahead.push(vec![Fact::Forgotten]);
                 decision.effects.push(Effect::ResultsForgotten);
             }
         }
@@ -401,9 +405,9 @@ impl Machine for CoordinatorMachine {
             Input::Finished { reply: Reply::Returned(value), .. } => {
                 Size { changes: 1, bytes: value.len() / 3 * 4 + RECORD_BYTES }
             }
-            Input::Finished { .. } | Input::ForgetResults => {
-                Size { changes: 1, bytes: RECORD_BYTES }
-            }
+            Input::Finished { .. } => Size { changes: 1, bytes: RECORD_BYTES },
+            // What was decided before it is committed before it.
+            Input::ForgetResults => Size { changes: NOT_WITH_OTHERS, bytes: RECORD_BYTES },
             Input::Scheduled { .. }
             | Input::Cancelled(_)
             | Input::Known { .. }

@@ -58,6 +58,7 @@ impl World {
         let mut decision = Decision::default();
         self.machine.handle(Moment::default(), input, &mut decision);
         self.machine.due(Moment::default(), &mut decision);
+        self.facts.extend(decision.ahead.into_iter().flatten());
         self.facts.extend(decision.facts);
         for effect in decision.effects {
             match effect {
@@ -303,6 +304,8 @@ fn a_closure_with_a_name_runs_once_for_all_coordinators_of_the_job() {
     world.schedule(2, |call| call.name = name());
     assert!(matches!(world.outcome(2), Some(Outcome::Failed(Failure::NameTaken { .. }))));
     world.feed(Input::ForgetResults);
+    assert_eq!(world.facts, [Fact::Forgotten]);
+    assert!(1000 < world.machine.size_max(&Input::ForgetResults).changes, "it is committed alone");
     world.schedule(3, |call| call.name = name());
     assert_eq!(world.outcome(3), None);
 }

@@ -500,7 +500,9 @@ def test_a_coordinator_that_was_killed_runs_no_finished_closure_again(cluster, e
             coordinator.schedule(steps.notes, (str(notes), "other"), name="3-3").fetch()
         with pytest.raises(steadfast.InvalidError, match="`a/b` is no name of a closure"):
             coordinator.schedule(steps.add, (1,), name="a/b")
+        finishing = [coordinator.schedule(steps.same, (number,), name=f"f{number}") for number in range(50)]
         coordinator.forget_results()
+        assert coordinator.fetch(finishing, timeout=30) == list(range(50))
         assert coordinator.schedule(steps.notes, (str(notes), "3-3"), name="3-3").fetch() == "3-3"
     assert collections.Counter(lines(notes))["3-3"] == 2
 
