@@ -241,8 +241,7 @@ fn well_formed() -> Vec<Vec<u8>> {
     let state = json!({ "state": { "number": 7, "commit": commit } });
     let used = json!({ "used": [[3, 5], [8, 9]] });
     let closure = json!({ "function": "loop:step", "digest": "5a", "result": "AQI=" });
-    let others =
-        [(24, fixed), (28, commit), (29, dealt), (30, state), (30, used), (32, closure)];
+    let others = [(24, fixed), (28, commit), (29, dealt), (30, state), (30, used), (32, closure)];
     let numbered = (0..).zip(records).chain(others);
     numbered.map(|(kind, it): (u8, _)| [&[kind], it.to_string().as_bytes()].concat()).collect()
 }
