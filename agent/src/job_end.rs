@@ -1,4 +1,4 @@
-//! What agents and the process with a rendezvous tell users about a job that has ended, and their exit codes for it.
+//! Messages and exit codes of agents, and of the process that serves their rendezvous, for a job that has ended.
 
 use std::io::Write;
 use std::process::ExitCode;

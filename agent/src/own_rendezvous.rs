@@ -145,7 +145,7 @@ pub async fn rendezvous(args: RendezvousArgs) -> Result<ExitCode, Failure> {
     Ok(exit_code(ended?))
 }
 
-/// Returns the exit code of a rendezvous, whose job may have ended.
+/// Returns the exit code of the process that serves a rendezvous, whose job may have ended.
 fn exit_code(result: Option<ResultRecord>) -> ExitCode {
     match result {
         Some(result) if result.state == JobOutcome::Failed => has_failed(result),
@@ -153,7 +153,7 @@ fn exit_code(result: Option<ResultRecord>) -> ExitCode {
     }
 }
 
-/// What a rendezvous serves, and where.
+/// Selects the job of a rendezvous, and the addresses that it listens on.
 #[derive(Debug)]
 pub struct OwnRendezvousSettings {
     pub spec: ElasticSpec,

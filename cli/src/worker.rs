@@ -22,7 +22,7 @@ pub struct WorkerArgs {
     /// `python3`.
     #[arg(long, value_name = "FILE")]
     python: Option<PathBuf>,
-    /// The modules, and flags of the worker.
+    /// Modules, followed by flags of the worker.
     #[arg(
         required = true,
         trailing_var_arg = true,

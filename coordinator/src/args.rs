@@ -22,7 +22,7 @@ pub struct WorkerArgs {
     /// Address for coordinators. Port 0 picks a free one, which is printed.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     pub listen: SocketAddr,
-    /// How many closures run at once, each on a thread of its own.
+    /// Maximum number of closures that run at once, each on its own thread.
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: u32,
     #[command(flatten)]
@@ -51,7 +51,7 @@ pub struct CoordinatorArgs {
     /// A closure fails after so many workers were lost that ran it.
     #[arg(long, value_name = "N", default_value = "10", value_parser = clap::value_parser!(u32).range(1..))]
     pub worker_losses_max: u32,
-    /// How many closures may wait for a worker; then `schedule` waits.
+    /// Maximum number of closures that wait for a worker; when it is reached, `schedule` blocks.
     #[arg(long, value_name = "N", default_value = "262144", value_parser = clap::value_parser!(u32).range(1..))]
     pub waiting_max: u32,
     #[command(flatten)]

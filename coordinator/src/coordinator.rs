@@ -25,18 +25,18 @@ use crate::driver::{ARGUMENTS_BYTES_MAX, Driver, send};
 use crate::link::Link;
 use crate::table::{Scheduled, Shared, Table, WorkerState};
 
-/// How a coordinator works.
+/// The settings of a coordinator.
 #[derive(Clone, Debug)]
 pub struct CoordinatorSettings {
     pub machine: Settings,
-    /// How many closures may wait for a worker.
+    /// Limits the closures that wait for a worker.
     pub waiting_max: usize,
     pub tls: TlsIdentity,
-    /// Where results of closures with a name are kept. Without it they are kept as long as the coordinator runs.
+    /// Selects where results of named closures are stored. Without it, they are kept in memory.
     pub lock: Option<Lock>,
 }
 
-/// Why a call was not scheduled.
+/// The reason for which a call was not scheduled.
 #[derive(Debug)]
 pub enum ScheduleError {
     /// As many closures wait as may wait; try again.
@@ -198,8 +198,8 @@ impl Coordinator {
     /// Schedules a call. Its result is kept until [`Coordinator::release`].
     ///
     /// # Errors
-    /// [`ScheduleError::Full`] if too many closures wait. `TooLarge` if the arguments do not fit into a message; why the
-    /// coordinator has ended.
+    /// [`ScheduleError::Full`] if too many closures wait. `TooLarge` if the arguments do not fit into a message; why
+    /// the coordinator has ended.
     pub fn schedule(&self, scheduled: Scheduled) -> Result<ClosureId, ScheduleError> {
         let limit = ARGUMENTS_BYTES_MAX;
         if limit < scheduled.arguments.len() {

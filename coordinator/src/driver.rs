@@ -28,20 +28,20 @@ use uuid::Uuid;
 
 use crate::table::Shared;
 
-/// Room in a message for what it has beside arguments.
+/// Reserves room in a message for its other fields.
 const ARGUMENTS_ROOM: usize = 64 << 10;
 
-/// Most bytes of the arguments of a closure.
+/// The maximum size of a closure's arguments in bytes.
 pub(crate) const ARGUMENTS_BYTES_MAX: usize = MESSAGE_BYTES_MAX - ARGUMENTS_ROOM;
 
-/// Longest wait for the end of a connection that has lost a call, and the time between looks.
+/// Limits the wait for the end of a connection on which a call was lost; the second is the time between checks.
 const LINK_END_MAX: Duration = Duration::from_millis(100);
 const LINK_END_POLL: Duration = Duration::from_millis(2);
 
-/// How long the coordinator waits for etcd and its lock after it has lost it.
+/// The pause before a coordinator that has lost its lock acquires it again.
 const REACQUIRE_PAUSE: Duration = Duration::from_millis(200);
 
-/// Where the results of closures with a name are kept, and the lock of their only writer.
+/// Identifies the lock of a job's coordinator, and the keys that it protects: the results of named closures.
 #[derive(Clone, Debug)]
 pub struct Lock {
     pub etcd: Etcd,
@@ -76,7 +76,7 @@ impl Lock {
     }
 }
 
-/// What the driver of a coordinator needs.
+/// The inputs and outputs of a coordinator's driver.
 pub(crate) struct Driver {
     pub id: Uuid,
     pub settings: Settings,
@@ -207,7 +207,7 @@ impl Commit for NoStore {
     }
 }
 
-/// What surrounds the machine in one term.
+/// Connects the machine to its surroundings for one term.
 struct CoordinatorHost<'a> {
     id: Uuid,
     lock: Option<(&'a Lock, &'a Session)>,
@@ -321,8 +321,8 @@ impl CoordinatorHost<'_> {
     }
 }
 
-/// Waits until it is known that there is no connection to a worker which has lost a call: it must not get the next one.
-/// Only the call may be lost, so the wait is short.
+/// Waits until the connection to a worker is marked as lost after a call on it failed, so that the worker does not get
+/// the closure again. The wait is short, because only the call may have failed.
 async fn until_link_ends(shared: &Shared, worker: WorkerIndex) {
     let begun = Instant::now();
     let is_open = || shared.lock().workers.get(&worker).is_some_and(|it| it.threads.is_some());
@@ -345,7 +345,7 @@ async fn run_there(channel: Channel, request: RunRequest) -> Reply {
     reply_of(client.run(request).await)
 }
 
-/// Sends an input to the driver; after its end no one needs it.
+/// Sends an input to the driver; after the end of the driver it is dropped.
 pub(crate) fn send(outbox: &mpsc::UnboundedSender<Input>, input: Input) {
     let _ = outbox.send(input);
 }

@@ -6,8 +6,8 @@
 //!      └────── outcome ───────────┴── settled ◀────┴───────── Finished ◀────────────┘
 //! ```
 //!
-//! What has to outlive a term of the lock (the closures that are not settled, the workers, the settings) is in the
-//! table. A term begins with it; what an earlier term had decided and not shown is decided again.
+//! The table holds the state that outlives a term of the lock: the closures that are not settled, and the workers. Each
+//! term begins with it, and repeats the decisions that an earlier term did not release.
 
 mod args;
 mod coordinator;

@@ -1,4 +1,4 @@
-//! The connection to one worker: tells the machine when it opens and ends.
+//! The connection to one worker; reports to the machine when it opens and ends.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use uuid::Uuid;
 use crate::driver::send;
 use crate::table::Shared;
 
-/// Longest pause between attempts to connect.
+/// The maximum pause between attempts to connect.
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 
 /// A worker without a connection is reported after this time.

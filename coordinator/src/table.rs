@@ -1,4 +1,4 @@
-//! What the program and the machine share: closures with their arguments and outcomes, and the workers.
+//! State shared by the program and the machine: closures with their arguments and outcomes, and the workers.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,7 @@ use steadfast_process::Failure as ProcessFailure;
 
 use crate::coordinator::WorkerValue;
 
-/// Errors of closures that are kept until the program is told. Of further ones only the number is kept.
+/// Limits the errors that are kept until they are raised in the program. Further errors are only counted.
 const ERRORS_MAX: usize = 1000;
 
 /// A call to be scheduled.
@@ -27,7 +27,7 @@ pub struct Scheduled {
     pub name: Option<ClosureName>,
     /// The only worker that may run it.
     pub worker: Option<WorkerIndex>,
-    /// What a name stands for beside the function, if not the arguments as they are encoded.
+    /// Replaces the encoded arguments in the digest of a named call.
     pub identity: Option<Bytes>,
     /// The values of workers that its arguments refer to.
     pub values: Vec<Arc<WorkerValue>>,
@@ -48,19 +48,19 @@ pub struct ClosureError {
 #[derive(Clone, Debug)]
 pub struct WorkerState {
     pub address: String,
-    /// It was removed, and takes no closures until it is added again.
+    /// Set when the worker was removed; it takes no closures until it is added again.
     pub is_stopped: bool,
-    /// It runs nothing that counts since it was stopped.
+    /// Set when the stopped worker runs no closure whose outcome counts.
     pub is_at_rest: bool,
-    /// How many closures it runs at once; `None` while there is no connection.
+    /// Limits the closures that it runs at once; `None` while there is no connection.
     pub threads: Option<u32>,
-    /// Its process ends after what it runs.
+    /// Set when its process ends after the closures that it runs.
     pub leaves: bool,
-    /// Why there is no connection.
+    /// The reason for which there is no connection.
     pub reason: String,
-    /// How many closures it runs.
+    /// Counts the closures that it runs.
     pub running: u32,
-    /// How many replies of it have counted.
+    /// Counts the closures that it has finished.
     pub finished: u64,
     pub(crate) channel: Channel,
 }
@@ -70,7 +70,7 @@ pub struct WorkerState {
 pub(crate) struct Running {
     worker: WorkerIndex,
     attempt: u64,
-    /// What became of it, until the closure settles.
+    /// Holds the worker's reply until the closure settles.
     reply: Option<Reply>,
 }
 
@@ -79,14 +79,14 @@ pub(crate) struct Entry {
     pub call: Call,
     pub arguments: Bytes,
     pub outcome: Option<Outcome>,
-    /// It was handed to a worker, or is over: it does not fill the queue any more.
+    /// Set when it was assigned to a worker or is over, so it does not count as waiting.
     pub has_begun: bool,
     pub is_cancelled: bool,
     /// The attempt whose outcome counts, if a worker was asked to run it.
     pub attempt: Option<Running>,
-    /// Kept until no attempt needs them.
+    /// Holds the values until no attempt needs them.
     pub values: Vec<Arc<WorkerValue>>,
-    /// The program, and closures that have it as an input.
+    /// Counts the references of the program, and of closures that have it as an input.
     pub holders: u32,
     pub worker: Option<WorkerIndex>,
 }
@@ -97,9 +97,9 @@ pub struct Table {
     pub(crate) closures: BTreeMap<ClosureId, Entry>,
     pub(crate) workers: BTreeMap<WorkerIndex, WorkerState>,
     last_id: u64,
-    /// Closures that are not over.
+    /// Counts the closures that are not over.
     pending: usize,
-    /// Closures that wait for a worker.
+    /// Counts the closures that wait for a worker.
     waiting: usize,
     errors: Vec<ClosureError>,
     errors_more: usize,
@@ -107,14 +107,14 @@ pub struct Table {
     pub(crate) attempts: u64,
     /// Values of closures that are over. They are dropped without the lock.
     dropped: Vec<Arc<WorkerValue>>,
-    /// The results of all names are to be forgotten.
+    /// Set while all stored results are to be deleted.
     pub(crate) forgets_results: bool,
-    /// Why the coordinator cannot go on.
+    /// The reason for which the coordinator has stopped.
     ended: Option<ProcessFailure>,
 }
 
 impl Table {
-    /// Returns the outcome of a closure; `None` if it is not over, or no one holds it any more.
+    /// Returns the outcome of a closure; `None` if it is not over, or all references to it were dropped.
     pub fn outcome(&self, id: ClosureId) -> Option<&Outcome> {
         self.closures.get(&id)?.outcome.as_ref()
     }
@@ -157,17 +157,17 @@ impl Table {
         self.workers.get(&index).map(|it| it.address.as_str())
     }
 
-    /// Returns whether closures have failed of which the program was not told.
+    /// Returns whether closures have failed whose errors were not raised in the program yet.
     pub fn has_errors(&self) -> bool {
         !self.errors.is_empty()
     }
 
-    /// Takes the errors of which the program was not told, the first ones in full, and the number of the others.
+    /// Takes the errors that were not raised in the program yet, and the number of those beyond the limit.
     pub fn take_errors(&mut self) -> (Vec<ClosureError>, usize) {
         (std::mem::take(&mut self.errors), std::mem::take(&mut self.errors_more))
     }
 
-    /// Returns the digests of closures, by which a name tells its inputs apart.
+    /// Returns the digests of closures, which become part of the digest of a call that has them as inputs.
     pub(crate) fn digests_of(&self, ids: &[ClosureId]) -> Vec<&str> {
         let found = ids.iter().map(|id| self.closures.get(id).map(|it| it.call.digest.as_str()));
         found.map(Option::unwrap_or_default).collect()
@@ -213,7 +213,7 @@ impl Table {
         }
     }
 
-    /// Notes the outcome of a closure. Returns the closures that no one holds any more.
+    /// Notes the outcome of a closure. Returns the closures to which no reference is left.
     pub(crate) fn settle(&mut self, id: ClosureId, outcome: Outcome) -> Vec<ClosureId> {
         let Some(entry) = self.closures.get_mut(&id) else { return Vec::new() };
         if entry.outcome.is_some() {
@@ -253,7 +253,7 @@ impl Table {
         forgotten
     }
 
-    /// Drops one hold on a closure; returns whether it was forgotten: it is over, and no one holds it.
+    /// Drops one reference to a closure; returns whether it was removed: it is over, and no reference is left.
     pub(crate) fn release(&mut self, id: ClosureId) -> bool {
         let Some(entry) = self.closures.get_mut(&id) else { return false };
         entry.holders = entry.holders.saturating_sub(1);
@@ -307,7 +307,7 @@ impl Table {
         (self.pending, self.waiting) = (0, 0);
     }
 
-    /// Forgets that a closure has failed: the program was told.
+    /// Drops the error of a closure, which was raised in the program.
     pub fn told_of(&mut self, id: ClosureId) {
         self.errors.retain(|error| error.id != id);
     }
@@ -362,7 +362,7 @@ pub(crate) fn has_result(outcome: &Outcome) -> bool {
     }
 }
 
-/// A table, and word of its changes.
+/// A table, and a condition variable that signals its changes.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
     table: Mutex<Table>,

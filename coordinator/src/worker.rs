@@ -1,4 +1,4 @@
-//! The server of a worker: takes closures from coordinators, and hands them to the threads that compute.
+//! The server of a worker; receives closures from coordinators, and passes them to the threads that run them.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -31,7 +31,7 @@ use uuid::Uuid;
 /// Time between looks at the closures that run, when the worker leaves.
 const LEAVE_POLL: Duration = Duration::from_millis(20);
 
-/// Most values to drop that wait for a thread.
+/// Limits the values that wait to be dropped.
 const DROPPED_MAX: usize = 1 << 20;
 
 /// A closure that a coordinator wants to be run.
@@ -44,7 +44,7 @@ pub struct Call {
 }
 
 impl Call {
-    /// Returns whether someone still waits for the outcome.
+    /// Returns whether the coordinator still waits for the outcome.
     pub fn is_wanted(&self) -> bool {
         !self.reply.is_closed() && !self.is_cancelled.load(Ordering::SeqCst)
     }
@@ -70,7 +70,7 @@ impl Call {
     }
 }
 
-/// Attempts that run, by coordinator and number: whether the outcome counts no more.
+/// Maps running attempts, by coordinator and number, to a flag that is set when the outcome no longer counts.
 type Running = Arc<Mutex<BTreeMap<(String, u64), Arc<AtomicBool>>>>;
 
 /// Keeps an attempt among those that run until it is dropped.
@@ -86,7 +86,7 @@ impl Drop for Counted {
     }
 }
 
-/// Whether a worker takes closures.
+/// The phase of a worker's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Serves,

@@ -19,10 +19,10 @@ use crate::logs;
 use crate::settings::settings;
 use crate::values::{self, Referred};
 
-/// Longest time in which a signal of the user goes unnoticed.
+/// The maximum delay until a signal of the user is handled.
 const SIGNALS_EVERY: Duration = Duration::from_millis(50);
 
-/// Room in a message for what it has beside a result.
+/// Reserves room in a message for its other fields.
 const RESULT_ROOM: usize = 64 << 10;
 
 /// A worker that listens.
@@ -47,7 +47,7 @@ pub struct Closure {
     worker: u32,
     #[pyo3(get)]
     attempt: u64,
-    /// The same for each attempt.
+    /// Identifies the closure; equal for all of its attempts.
     #[pyo3(get)]
     key: String,
     /// The function, as `module:function`.
@@ -87,7 +87,7 @@ impl ClosureWorker {
         Ok(Self { runtime, server, modules, threads, _shutdown: shutdown })
     }
 
-    /// Where coordinators reach it.
+    /// The address that coordinators connect to.
     #[getter]
     fn address(&self) -> String {
         self.server.address().to_string()
@@ -133,7 +133,7 @@ impl ClosureWorker {
         self.server.take_dropped()
     }
 
-    /// Whether the worker leaves, and has no closure left.
+    /// Returns whether the worker leaves and has no closure left.
     #[getter]
     fn is_done(&self) -> bool {
         self.server.is_leaving() && self.server.running() == 0
@@ -147,8 +147,8 @@ impl ClosureWorker {
 
 #[pymethods]
 impl Closure {
-    /// Returns the arguments: the positional ones, and those by name. `per_worker` is called for each value of the worker
-    /// among them.
+    /// Returns the arguments: the positional ones, and those by name. `per_worker` is called for each value of the
+    /// worker among them.
     fn arguments<'py>(
         &self,
         py: Python<'py>,
@@ -185,7 +185,7 @@ impl Closure {
         Ok(())
     }
 
-    /// Whether the coordinator still waits for it.
+    /// Returns whether the coordinator still waits for the outcome.
     #[getter]
     fn is_wanted(&self) -> bool {
         let call = self.call.lock().unwrap_or_else(PoisonError::into_inner);

@@ -20,10 +20,10 @@ use crate::own_process::OwnProcess;
 use crate::settings::settings;
 use crate::values::{self, References};
 
-/// Longest time in which a signal of the user goes unnoticed.
+/// The maximum delay until a signal of the user is handled.
 const SIGNALS_EVERY: Duration = Duration::from_millis(50);
 
-/// What the coordinator and its values share.
+/// State shared by the coordinator and its values.
 struct Inner {
     // Dropped before the runtime.
     native: OwnProcess<Native>,
@@ -41,7 +41,7 @@ pub struct RemoteValue {
     id: ClosureId,
 }
 
-/// What a function returns on each worker.
+/// Stands for the value that a function returns on each worker.
 #[pyclass(frozen, module = "steadfast._native")]
 pub struct PerWorker {
     inner: Arc<Inner>,
@@ -201,7 +201,7 @@ impl Coordinator {
         }
     }
 
-    /// Returns what stands for the value of a function on each worker.
+    /// Returns a reference to the value of a function on each worker.
     #[pyo3(signature = (function, args, kwargs, *, iterates))]
     fn per_worker(
         &self,
@@ -243,7 +243,7 @@ impl Coordinator {
         done.transpose().map(|it| it.is_some()).map_err(|it| exception(py, &it))
     }
 
-    /// Takes the errors of closures of which the program was not told, and the number of further ones.
+    /// Takes the errors that were not raised in the program yet, and the number of further ones.
     fn take_errors(&self) -> (Vec<Error>, usize) {
         let (errors, more) = self.0.look(Table::take_errors);
         (errors.into_iter().map(described).collect(), more)

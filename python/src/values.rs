@@ -15,11 +15,11 @@ use steadfast_proto::v1::{Arguments, Array, Entry, Mapping, None as Nothing, Seq
 use crate::coordinator::{Coordinator, PerWorker, RemoteValue};
 use crate::error::raise;
 
-/// Deepest nesting of lists, tuples and dictionaries. The decoder of messages allows a hundred levels, of which a
+/// The maximum nesting of lists, tuples and dictionaries. The decoder of messages allows a hundred levels, of which a
 /// dictionary takes three.
 const DEPTH_MAX: usize = 30;
 
-/// What the arguments of a call refer to, in the order of their first mention.
+/// The references in the arguments of a call, in the order of their first mention.
 pub struct References<'c> {
     coordinator: &'c Coordinator,
     /// The closures whose results are arguments.
@@ -35,7 +35,7 @@ impl<'c> References<'c> {
     }
 }
 
-/// Whether a value may be the result of another closure, or one of each worker.
+/// Distinguishes arguments, which may contain references, from results.
 enum Place<'a, 'c> {
     Argument(&'a mut References<'c>),
     Result,
@@ -64,7 +64,7 @@ pub fn arguments(
 /// Encodes the result of a closure.
 ///
 /// # Errors
-/// Those of [`arguments`].
+/// Returns the errors of [`arguments`].
 pub fn result(value: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
     Ok(encode(value, &mut Place::Result, 0)?.encode_to_vec())
 }
@@ -110,7 +110,7 @@ fn encode(value: &Bound<'_, PyAny>, place: &mut Place<'_, '_>, depth: usize) -> 
     Ok(Value { kind: Some(kind) })
 }
 
-/// Encodes what is no value of Python itself.
+/// Encodes references and arrays.
 fn other(value: &Bound<'_, PyAny>, place: &mut Place<'_, '_>) -> PyResult<Kind> {
     if let Ok(Some(handle)) = value.getattr_opt("_handle") {
         let Place::Argument(references) = place else {
@@ -179,7 +179,7 @@ fn array(value: &Bound<'_, PyAny>) -> PyResult<Array> {
     })
 }
 
-/// Encodes what a call computes: its arguments, but for the numbers of values of workers.
+/// Encodes the arguments of a call without the numbers of per-worker values.
 pub fn without_numbers(arguments: &Arguments) -> Vec<u8> {
     let mut plain = arguments.clone();
     plain.positional.iter_mut().chain(plain.named.values_mut()).for_each(clear_numbers);
@@ -200,7 +200,7 @@ fn clear_numbers(value: &mut Value) {
     }
 }
 
-/// What arguments may refer to, at the worker.
+/// The referents of arguments, at the worker.
 pub struct Referred<'a, 'py> {
     /// The encoded results.
     pub results: &'a [bytes::Bytes],

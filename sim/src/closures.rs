@@ -1,7 +1,7 @@
 //! Programs with a coordinator, and workers that run their closures, under faults.
 //!
-//! Two programs of one job take turns: whoever holds the lock schedules the same closures by the same names, with some
-//! that have no name. The value of a closure is drawn when it is computed, so each run of it has another one: a program
+//! Two programs of one job take turns: the holder of the lock schedules the same closures by the same names, and some
+//! without a name. The value of a closure is drawn when it is computed, so each run of it has another one: a program
 //! that was told two values of one name has counted two runs.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,10 +35,10 @@ const CLOSURES: u64 = 24;
 const PROGRAMS: u16 = 2;
 const WORKERS: u16 = 3;
 
-/// How long faults go on.
+/// The time for which faults are injected.
 const FAULTS: Duration = Duration::from_secs(60);
 
-/// How long a program may take after the last fault.
+/// The maximum time that a program may take after the last fault.
 const TIMEOUT: Duration = Duration::from_secs(240);
 
 const LEASE_TTL: Duration = Duration::from_secs(2);
@@ -48,20 +48,20 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 const LOCK: &str = "single thread; no holder panics";
 
-/// What happened to closures with a name.
+/// A record of all runs and results of named closures.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Ledger {
-    /// How often each was begun.
+    /// Counts the runs that were begun, by name.
     pub runs: BTreeMap<String, u64>,
-    /// The values that were computed.
+    /// Holds the values that were computed, by name.
     computed: BTreeMap<String, BTreeSet<u64>>,
-    /// The value that a program was told.
+    /// Holds the value that a program received, by name.
     pub told: BTreeMap<String, u64>,
     /// Violated invariants; empty if the run passed.
     pub broken: Vec<String>,
-    /// Whether a program has the results of all closures.
+    /// Set when a program has the results of all closures.
     pub is_done: bool,
-    /// How often a program acquired the lock.
+    /// Counts the times that a program acquired the lock.
     pub terms: u64,
 }
 
@@ -128,7 +128,7 @@ enum Kind {
     Worker,
 }
 
-/// Where one process runs after the other.
+/// A place on which processes run one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Place {
     kind: Kind,

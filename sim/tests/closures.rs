@@ -1,4 +1,4 @@
-//! Coordinators and their workers under faults: whatever happens, a closure with a name has one result.
+//! Coordinators and their workers under faults: a named closure has one result.
 
 use steadfast_sim::closures::run;
 
@@ -6,7 +6,7 @@ use steadfast_sim::closures::run;
 const SEEDS: u64 = 150;
 
 /// S000-12, S000-20: workers, programs and etcd are killed, stopped and cut off from each other. Each closure settles, and
-/// what a program was told of a name stays so for all programs of the job, whoever computed it, and however often.
+/// all programs of the job receive the same value for a name, however often it was computed.
 #[test]
 fn a_name_has_one_result_for_all_programs() {
     let (mut repeated, mut terms) = (0, 0);

@@ -37,8 +37,8 @@ pub struct Leadership {
 }
 
 impl Leadership {
-    /// Tries once to acquire the lock; returns the current lock entry if another process holds it. A lock that an
-    /// unanswered attempt of this session acquired is this session's.
+    /// Tries once to acquire the lock; returns the current lock entry if another process holds it. If an earlier attempt
+    /// under the same lease acquired the lock and its reply was lost, this attempt succeeds.
     ///
     /// # Errors
     /// If etcd does not answer.

@@ -14,7 +14,7 @@ pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>
     BASE64_STANDARD.decode(text).map_err(D::Error::custom)
 }
 
-/// The same for bytes that may be absent; use it with `default` and `skip_serializing_if`.
+/// Writes bytes that may be absent; the field also needs `default` and `skip_serializing_if`.
 pub mod optional {
     use super::{Deserializer, Serializer};
 

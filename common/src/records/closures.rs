@@ -1,4 +1,4 @@
-//! What a coordinator remembers of closures that have a name.
+//! The results of named closures, which a coordinator stores in etcd.
 //!
 //! | key | record |
 //! |---|---|
@@ -9,17 +9,17 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Most characters of a name.
+/// The maximum length of a name in characters.
 const NAME_LENGTH_MAX: usize = 200;
 
 /// The name of a closure, by which its result is found again. It is one part of a key in etcd.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClosureName(String);
 
-/// A text cannot be the name of a closure.
+/// The text is not a valid closure name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` is no name of a closure: use 1 to {NAME_LENGTH_MAX} letters (a to z, A to Z), digits, and `-_.:=+@`"
+    "`{0}` is not a valid closure name: use 1 to {NAME_LENGTH_MAX} letters (a to z, A to Z), digits, and `-_.:=+@`"
 )]
 pub struct BadName(String);
 
@@ -47,9 +47,9 @@ impl fmt::Display for ClosureName {
 pub struct ClosureRecord {
     /// The function, as `module:function`.
     pub function: String,
-    /// SHA-256 of the function and its arguments. The name stands for this call alone.
+    /// SHA-256 of the function and its arguments. The name identifies this call only.
     pub digest: String,
-    /// The returned value, as an encoded `steadfast.v1.Value`. `None` if the data of the closure had ended.
+    /// Holds the returned value as an encoded `steadfast.v1.Value`; `None` if the function ran out of data.
     #[serde(
         default,
         with = "super::base64_text::optional",
@@ -69,7 +69,7 @@ mod tests {
         }
         for text in ["", "a/b", "a b", "ä", "<name>", &"x".repeat(201)] {
             let error = text.parse::<ClosureName>().unwrap_err().to_string();
-            assert!(error.contains("is no name of a closure"), "{error}");
+            assert!(error.contains("is not a valid closure name"), "{error}");
         }
     }
 

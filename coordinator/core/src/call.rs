@@ -1,4 +1,4 @@
-//! Closures as the machine sees them: what is called, and what comes of it.
+//! Closures as the machine sees them: the call and its outcome.
 
 use std::fmt;
 
@@ -39,7 +39,7 @@ pub struct Call {
     pub worker: Option<WorkerIndex>,
 }
 
-/// What a worker says of an attempt.
+/// A worker's reply to an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// The function has returned this encoded value.
@@ -51,7 +51,7 @@ pub enum Reply {
         message: String,
         traceback: String,
     },
-    /// The worker cannot run the closure, and another one neither.
+    /// No worker can run the closure, for this reason.
     Refused(String),
     /// The worker leaves, and has not begun the closure.
     Declined,
@@ -59,17 +59,17 @@ pub enum Reply {
     Lost,
 }
 
-/// What has become of a closure.
+/// The final state of a closure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Returned(Bytes),
     EndOfData,
     Failed(Failure),
-    /// It did not run, or what it did was dropped; the text says why.
+    /// It did not run, or its result was dropped; the text gives the reason.
     Cancelled(String),
 }
 
-/// Why a closure failed.
+/// The reason for which a closure failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
     #[error("{exception}: {message}")]

@@ -6,7 +6,7 @@ use steadfast_common::records::closures::ClosureName;
 
 use crate::call::{Call, ClosureId, WorkerIndex};
 
-/// Where a closure is.
+/// The state of a closure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     /// It waits for the results of other closures.
@@ -31,7 +31,7 @@ pub(crate) enum State {
 pub(crate) struct Closure {
     pub call: Call,
     pub state: State,
-    /// How often a worker was lost that ran it.
+    /// Counts the workers that were lost while they ran it.
     pub losses: u32,
     /// Closures of the same name, which get its outcome.
     pub followers: Vec<ClosureId>,
@@ -42,9 +42,9 @@ pub(crate) struct Closure {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Closures {
     pub by_id: BTreeMap<ClosureId, Closure>,
-    /// Those with a name that are not settled.
+    /// Maps names to closures that are not settled.
     pub by_name: BTreeMap<ClosureName, ClosureId>,
-    /// Those that any worker may run next. The oldest come first, also when they are run again.
+    /// Holds the closures that any worker may run next. The oldest come first, also when they are run again.
     pub ready: BTreeSet<ClosureId>,
 }
 
@@ -55,7 +55,7 @@ impl Closures {
         self.by_id.insert(id, closure);
     }
 
-    /// Adds a closure of which only is known that it is over.
+    /// Adds a closure that was settled in an earlier term.
     pub fn add_settled(&mut self, id: ClosureId, has_result: bool) {
         let (function, digest) = (String::new(), String::new());
         let call = Call { function, digest, name: None, inputs: Vec::new(), worker: None };

@@ -9,9 +9,9 @@
 //!                    └──────────┴──────────┴── cancelled, or another one failed ──▶ cancelled
 //! ```
 //!
-//! A closure settles once. Each attempt to run it has a number, and a reply counts only while its attempt is the latest,
-//! so a worker that was lost and answers late changes nothing. The result of a closure with a name is a fact, which is
-//! committed before anyone learns of it: another coordinator of the same job does not run it again.
+//! A closure settles once. Each attempt to run it has a number, and a reply counts only while its attempt is the
+//! latest, so a worker that was lost and answers late changes nothing. The result of a closure with a name is a fact,
+//! which is committed before anyone learns of it: another coordinator of the same job does not run it again.
 
 mod call;
 mod closures;

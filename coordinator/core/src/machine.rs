@@ -9,21 +9,22 @@ use crate::call::{Call, ClosureId, Failure, Outcome, Reply, WorkerIndex};
 use crate::closures::{Closures, State};
 use crate::workers::Workers;
 
-/// Most bytes of the result of a closure with a name. As text it is a third longer, and fits into a request of etcd.
+/// The maximum size of a named closure's result in bytes. In base64 it is a third longer, and still fits into one
+/// request of etcd.
 pub const RESULT_BYTES_MAX: usize = 1 << 20;
 
-/// More changes than fit into any transaction.
+/// Exceeds the number of changes that fit into any transaction.
 const NOT_WITH_OTHERS: usize = 1 << 20;
 
-/// More than a record takes beside its result.
+/// Exceeds the size of a record without its result.
 const RECORD_BYTES: usize = 2048;
 
-/// What happens to the other closures when one fails.
+/// Selects what happens to the other closures when one fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnError {
-    /// Those that do not run yet are cancelled.
+    /// Closures that do not run yet are cancelled.
     Stop,
-    /// They go on.
+    /// The other closures continue.
     Continue,
 }
 
@@ -35,7 +36,7 @@ pub struct Settings {
     pub losses_max: u32,
 }
 
-/// What the machine decides, one after the other.
+/// An event or a request; the machine handles one at a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input {
     /// A new closure. Its inputs have smaller numbers and are not forgotten.
@@ -55,13 +56,13 @@ pub enum Input {
         attempt: u64,
         id: ClosureId,
     },
-    /// No one asks for the closure any more, and no later one has it as an input.
+    /// The program has dropped the closure, and no later one has it as an input.
     Forgotten(ClosureId),
     /// A worker was added, or takes closures again.
     Started(WorkerIndex),
     /// A worker takes no more closures.
     Stopped(WorkerIndex),
-    /// What the worker runs is run elsewhere.
+    /// The closures that the worker runs are assigned to other workers.
     GivesBack(WorkerIndex),
     Connected {
         worker: WorkerIndex,
@@ -80,7 +81,7 @@ pub enum Input {
     ForgetResults,
 }
 
-/// A durable change.
+/// A change of the durable state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fact {
     /// A closure with a name has a result.
@@ -89,7 +90,7 @@ pub enum Fact {
     Forgotten,
 }
 
-/// What follows.
+/// An action that the driver performs once the facts are committed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// The worker is asked to run the closure.

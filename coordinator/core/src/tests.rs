@@ -10,11 +10,11 @@ use crate::*;
 
 const SETTINGS: Settings = Settings { on_error: OnError::Continue, losses_max: 3 };
 
-/// A machine, and what it has asked for so far.
+/// A machine, and the effects that it has decided so far.
 #[derive(Clone, Debug)]
 struct World {
     machine: CoordinatorMachine,
-    /// What workers were asked to run, without a reply.
+    /// Holds the attempts that workers were asked to run and have not replied to.
     asked: BTreeMap<(WorkerIndex, u64), ClosureId>,
     settled: BTreeMap<ClosureId, Outcome>,
     facts: Vec<Fact>,
@@ -82,7 +82,7 @@ impl World {
         self.check();
     }
 
-    /// Checks what holds after each input.
+    /// Checks the invariants that hold after each input.
     fn check(&self) {
         let running = self.machine.workers.running();
         let ids: BTreeSet<ClosureId> = running.iter().map(|(_, _, id)| *id).collect();
@@ -392,7 +392,7 @@ fn explore(world: &World, depth: usize, seen: &mut usize) {
     }
 }
 
-/// Returns what may happen next.
+/// Returns the inputs that are possible in a state.
 fn events(world: &World) -> Vec<Input> {
     let mut events = Vec::new();
     for worker in [WorkerIndex(0), WorkerIndex(1)] {

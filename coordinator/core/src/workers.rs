@@ -1,10 +1,10 @@
-//! The workers of a coordinator, and what each of them runs.
+//! The workers of a coordinator, and the closures that each of them runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::call::{ClosureId, WorkerIndex};
 
-/// Whether a worker is used.
+/// Indicates whether a worker takes closures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
     /// It takes closures.
@@ -13,7 +13,7 @@ enum Use {
     Stopped,
 }
 
-/// Whether a worker can be reached.
+/// The state of the connection to a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Link {
     Lost,
@@ -26,13 +26,13 @@ enum Link {
 struct Worker {
     state: Use,
     link: Link,
-    /// How many closures it runs at once.
+    /// Limits the closures that it runs at once.
     threads: usize,
     /// By attempt. A closure that was given back or cancelled is absent: the worker still computes it.
     running: BTreeMap<u64, Option<ClosureId>>,
     /// Closures that only this worker may run, and that it does not run yet.
     pinned: BTreeSet<ClosureId>,
-    /// The last attempt here: of several idle workers, the one that waits longest is next.
+    /// The number of the last attempt on this worker. Of several idle workers, the one with the lowest is next.
     last_attempt: u64,
 }
 
@@ -91,7 +91,7 @@ impl Workers {
         }
     }
 
-    /// Notes that the connection has ended. What became of the closures that the worker runs, their calls tell.
+    /// Notes that the connection has ended. Each closure that the worker runs ends with its own call.
     pub fn lost(&mut self, index: WorkerIndex) {
         if let Some(worker) = self.by_index.get_mut(&index) {
             worker.link = Link::Lost;

@@ -67,7 +67,7 @@ def large(count):
 
 
 def numbers(count):
-    """A dataset of each worker: its numbers say whose they are."""
+    """Returns a dataset whose items name the worker that made them."""
     index = steadfast.current_closure().worker
     return [(index, os.getpid(), number) for number in range(count)]
 

@@ -251,7 +251,7 @@ fn an_agent_of_a_job_that_is_over_runs_nothing_and_says_so() {
     assert!(ended.stderr.contains("it succeeded at 2"), "{}", ended.stderr);
 }
 
-/// The same of a rendezvous that is started again with the data of a job that is over.
+/// A rendezvous that is started again with the data of a job that is over does not run it again.
 #[test]
 fn a_rendezvous_of_a_job_that_is_over_says_so() {
     let scene = Scene::new();
