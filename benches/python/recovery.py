@@ -16,7 +16,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional
 
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]
-sys.path.insert(0, str(ROOT / "python" / "tests" / "elastic"))
+sys.path[:0] = [str(ROOT / "python" / "tests" / "elastic"), str(ROOT / "python" / "tests")]
 
 from nodes import Process  # noqa: E402
 

@@ -5,30 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
 from typing import Callable, Dict, List, Optional
 
+from ports import free_port
+
 HERE = pathlib.Path(__file__).parent
 START_SECONDS = 60
 END_SECONDS = 20
-
-
-_PORTS = iter(random.sample(range(20_000, 30_000), 5_000))
-"""Ports that the kernel gives to no outgoing connection, in the order in which they are tried."""
-
-
-def free_port() -> int:
-    """A port at which nothing listens, and which no call before has returned."""
-    for port in _PORTS:
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise OSError("no port is free")
 
 
 def until(holds: Callable[[], bool], seconds: float = START_SECONDS) -> None:

@@ -5,30 +5,17 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import random
 import socket
 import socketserver
 import threading
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
+from ports import free_port
 from steadfast.elastic import Assignment
 
 REMOVED, ADDED = 1, 2
 
 LEASE_SECONDS = 3.0
-
-
-_PORTS = random.sample(range(10_000, 20_000), 5_000)
-"""Ports that the kernel gives to no outgoing connection, as a rule, in the order in which they are tried."""
-
-
-def free_port() -> int:
-    """A port at which nothing listens, and which no call before has returned."""
-    while True:
-        port = _PORTS.pop()
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 class Coordinator:
