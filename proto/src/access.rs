@@ -40,6 +40,7 @@ pub fn access(path: &str) -> &'static [Role] {
         ("steadfast.v1.Master", "TakeCheckpoint") => &[Pserver, Admin],
         ("steadfast.v1.Master", "RestoreCheckpoint" | "AmendJob" | "Drain" | "Status") => &[Admin],
         ("steadfast.v1.Pserver", "Init") => &[Trainer],
+        ("steadfast.v1.Pserver", "Applied") => &[Admin],
         ("steadfast.v1.Pserver", "Norms") => &[Pserver],
         ("steadfast.v1.Pserver", "Snapshot" | "TableUsage") => &[Master],
         _ => &[],

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Generation, Version};
 use steadfast_common::records::GenerationRecord;
+use steadfast_common::records::applied_records::TaskRanges;
 use steadfast_common::records::contribution::{ContributionName, LanesName};
 use steadfast_common::records::position::Position;
 use steadfast_common::tensor::layout::Layout;
@@ -62,6 +63,8 @@ pub enum Event {
         ids: Vec<RowIds>,
         reply: Reply<PullAnswer<PositionedRows>>,
     },
+    /// Requests the tasks of the current pass that all blocks reflect.
+    Applied { generation: Generation, reply: Reply<TaskRanges> },
     /// Requests the rows of all ranges as they are now.
     ReadTables { generation: Generation, reply: Reply<(Position, Arc<TablesSnapshot>)> },
     /// Rows that a snapshot found obsolete.

@@ -237,6 +237,13 @@ impl EventLoop {
                 }
                 Err(error) => drop(reply.send(Err(error))),
             },
+            Event::Applied { generation, reply } => {
+                let shard = || self.stage.shard().ok_or(EventError::NotInitialized);
+                let applied =
+                    self.check(generation).and_then(|()| shard()).map(Shard::applied_tasks);
+                // The caller may be gone.
+                let _ = reply.send(applied);
+            }
             Event::ReadTables { generation, reply } => {
                 answer(reply, self.read_tables(generation))?;
             }

@@ -14,8 +14,9 @@ use steadfast_host::time::{sleep, timeout};
 use steadfast_proto::status;
 use steadfast_proto::v1::pserver_server::Pserver;
 use steadfast_proto::v1::{
-    InitReply, InitRequest, NormsReply, NormsRequest, Param, SnapshotReply, SnapshotRequest,
-    TableRowCount, TableUsageReply, TableUsageRequest, Target, snapshot_reply,
+    AppliedReply, AppliedRequest, InitReply, InitRequest, NormsReply, NormsRequest, Param,
+    SnapshotReply, SnapshotRequest, TableRowCount, TableUsageReply, TableUsageRequest, Target,
+    TaskRange, snapshot_reply,
 };
 use steadfast_pserver_core::block_store::InitialStates;
 use tonic::{Request, Response, Status, Streaming};
@@ -157,6 +158,18 @@ impl Pserver for Service {
             hits: shard.usage.hits,
             misses: shard.usage.misses,
         }))
+    }
+
+    async fn applied(
+        &self,
+        request: Request<AppliedRequest>,
+    ) -> Result<Response<AppliedReply>, Status> {
+        let generation = self.check(request.into_inner().target.as_ref())?;
+        let applied = self.event_loop.call(|reply| Event::Applied { generation, reply }).await;
+        self.check_lease()?;
+        let applied = Vec::from(applied.map_err(|error| refuse(&error))?);
+        let tasks = applied.into_iter().map(|(first, last)| TaskRange { first, last });
+        Ok(Response::new(AppliedReply { tasks: tasks.collect() }))
     }
 
     async fn norms(&self, request: Request<NormsRequest>) -> Result<Response<NormsReply>, Status> {

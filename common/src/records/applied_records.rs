@@ -208,6 +208,23 @@ impl TaskRanges {
         self.ranges.insert(first, last);
     }
 
+    /// Returns the tasks that are in both sets.
+    pub fn intersection(&self, other: &Self) -> Self {
+        let mut ranges = BTreeMap::new();
+        let (mut left, mut right) = (self.ranges.iter().peekable(), other.ranges.iter().peekable());
+        while let (Some(&(a, a_last)), Some(&(b, b_last))) = (left.peek(), right.peek()) {
+            let (first, last) = (*a.max(b), *a_last.min(b_last));
+            if first <= last {
+                ranges.insert(first, last);
+            }
+            match a_last <= b_last {
+                true => left.next(),
+                false => right.next(),
+            };
+        }
+        Self { ranges }
+    }
+
     /// Returns all tasks, ascending.
     pub fn iter(&self) -> impl Iterator<Item = TaskId> + '_ {
         self.ranges.iter().flat_map(|(first, last)| (*first..=*last).map(TaskId))
@@ -229,6 +246,22 @@ impl From<Vec<(u32, u32)>> for TaskRanges {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
+
+    /// Of all pairs of subsets of six tasks.
+    #[test]
+    fn an_intersection_has_the_tasks_of_both_sets() {
+        let set_of = |bits: u32| {
+            let mut set = TaskRanges::default();
+            (0..6).filter(|bit| bits >> bit & 1 == 1).for_each(|bit| set.insert(TaskId(bit)));
+            set
+        };
+        for (left, right) in (0..64).flat_map(|left| (0..64).map(move |right| (left, right))) {
+            let found: BTreeSet<TaskId> =
+                set_of(left).intersection(&set_of(right)).iter().collect();
+            assert_eq!(found, set_of(left & right).iter().collect(), "{left:b} {right:b}");
+        }
+    }
 
     fn range(pass: u32, task: u32, from: u32, to: u32, last: bool) -> RecordRange {
         RecordRange { pass: Pass(pass), task: TaskId(task), from, to, last }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use steadfast_common::ids::Version;
 use steadfast_common::job::spec::Mode;
+use steadfast_common::records::applied_records::TaskRanges;
 use steadfast_common::tensor::layout::Layout;
 use steadfast_common::tensor::row_ids::RowIds;
 use steadfast_common::tensor::table::Rows;
@@ -104,6 +105,13 @@ impl Shard {
             Self::Sync(shard) => shard.snapshot(),
             Self::Async(shard) => shard.snapshot(),
         }
+    }
+
+    /// Returns the tasks of the current pass that all blocks reflect (asynchronous mode).
+    pub fn applied_tasks(&self) -> TaskRanges {
+        let mut all = self.blocks().applied().iter().map(|applied| &applied.done);
+        let first = all.next().cloned().unwrap_or_default();
+        all.fold(first, |common, done| common.intersection(done))
     }
 
     /// Returns the shard, if the job is synchronous.
