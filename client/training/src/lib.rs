@@ -104,6 +104,7 @@
 //! # fn write(_: &[f32]) -> (String, String) { unimplemented!() }
 //! ```
 
+mod clip;
 mod cluster;
 mod code;
 mod error;
@@ -111,18 +112,21 @@ mod generation;
 mod held_tasks;
 mod lanes;
 mod master;
+mod parameters;
 mod pservers;
 mod pulls;
 mod rows;
 mod saver;
 mod session;
 
+pub use clip::clip;
 pub use cluster::{Cluster, PserverSet};
 pub use error::ClientError;
 pub use generation::{FailedTask, FailureCause, FailureDecision, GenerationClient};
 pub use held_tasks::{HeldTasks, NextTask, TaskOutcome};
 pub use lanes::{Assignment, LaneFollower};
 pub use master::Master;
+pub use parameters::ParameterClient;
 pub use pservers::{Gradient, InitialState, InitialValues, Pservers, Pulled};
 pub use rows::PulledRows;
 pub use saver::{SavedModel, SaverElection};

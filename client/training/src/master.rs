@@ -41,10 +41,7 @@ macro_rules! calls {
                 async move { MasterClient::new(channel).$name(request).await }
             };
             let called = self.cluster.acting().call(Duration::ZERO $(+ $wait)?, attempt).await;
-            called.map_err(|error| match error {
-                CallError::JobEnded => ClientError::JobEnded,
-                CallError::Rejected(status) => rejected(&status),
-            })
+            called.map_err(not_called)
         }
     )*};
 }
@@ -76,6 +73,13 @@ impl Master {
         report_divergence(ReportDivergenceRequest) -> ReportDivergenceReply;
         begin_save(BeginSaveRequest) -> BeginSaveReply;
         finish_save(FinishSaveRequest) -> FinishSaveReply;
+    }
+}
+
+pub(crate) fn not_called(error: CallError) -> ClientError {
+    match error {
+        CallError::JobEnded => ClientError::JobEnded,
+        CallError::Rejected(status) => rejected(&status),
     }
 }
 

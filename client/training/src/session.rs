@@ -179,7 +179,7 @@ impl Session {
         let pserver_set = self.cluster.pserver_set().await?;
         // A job that was extended has another end, one that was changed has other evaluations. Either begins a
         // generation.
-        if self.job_now().await?.is_some_and(|job| job != self.job) {
+        if job_now(&self.etcd, &self.keys).await?.is_some_and(|job| job != self.job) {
             return Err(ClientError::Amended);
         }
         let pservers = Pservers::new(
@@ -190,20 +190,6 @@ impl Session {
             self.lease.deadline(),
         )?;
         Ok(GenerationClient::new(self.master.clone(), pservers))
-    }
-
-    /// Reads the job, and waits for etcd as long as that does not answer.
-    async fn job_now(&self) -> Result<Option<JobRecord>, CoordError> {
-        let mut pauses = None;
-        loop {
-            match self.etcd.get_json(&self.keys.job()).await {
-                Err(error) if error.is_transient() => {
-                    let pause = pauses.get_or_insert_with(coord::backoff).next();
-                    sleep(pause.unwrap_or_default()).await;
-                }
-                read => return read,
-            }
-        }
     }
 
     /// Records the object with the tensors that the model has beside its parameters. The fingerprint covers their
@@ -247,11 +233,29 @@ impl Session {
     }
 }
 
+/// Reads the job, and waits for etcd as long as that does not answer.
+pub(crate) async fn job_now(etcd: &Etcd, keys: &Keys) -> Result<Option<JobRecord>, CoordError> {
+    let mut pauses = None;
+    loop {
+        match etcd.get_json(&keys.job()).await {
+            Err(error) if error.is_transient() => {
+                let pause = pauses.get_or_insert_with(coord::backoff).next();
+                sleep(pause.unwrap_or_default()).await;
+            }
+            read => return read,
+        }
+    }
+}
+
 fn json(value: &impl serde::Serialize) -> Vec<u8> {
     serde_json::to_vec(value).expect("records are plain data")
 }
 
-fn checked_layout(
+/// Returns the layout of a model with these parameters.
+///
+/// # Errors
+/// If they are invalid.
+pub(crate) fn checked_layout(
     optimizer: &OptimizerSpec,
     params: Vec<ParamSpec>,
 ) -> Result<Layout, RegisterError> {

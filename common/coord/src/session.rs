@@ -45,6 +45,11 @@ pub struct Deadline {
 }
 
 impl Deadline {
+    /// Returns the deadline of a caller without a lease: it never passes.
+    pub fn none() -> Self {
+        Self { at_ms: AtomicU64::new(ENDED - 1) }
+    }
+
     /// Returns whether the holder may still act: the deadline has not passed, and the lease has not ended.
     pub fn is_ahead(&self) -> bool {
         let at = self.at_ms.load(Ordering::Acquire);
