@@ -34,6 +34,8 @@ pub struct StatusSource {
     pub address: String,
     /// Records in one pass.
     pub records: u64,
+    /// Whether the gradients come from closures: the job has no files.
+    pub has_closures: bool,
     /// The mutex guards only the rate.
     pub rate: Mutex<Rate>,
 }
@@ -65,7 +67,7 @@ impl ActingHandles {
         (status.checkpoints_committed, status.checkpoint_error) = (committed, error);
         status.checkpoint_failures = failures_in_a_row;
         status.tables = self.tables.latest();
-        if let Some(stream) = &self.stream {
+        if let Some(stream) = self.stream.as_ref().filter(|_| !source.has_closures) {
             status.waits.extend(stream.waiting(&snapshot).map(|why| Wait::of_job("", why)));
             status.stream = Some(stream.status(&snapshot));
         }

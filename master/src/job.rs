@@ -223,6 +223,9 @@ pub(crate) async fn open(
 
 async fn plan(request: &JobRequest, waits_for: &watch::Sender<String>) -> Result<Job, Failure> {
     let spec = &request.spec;
+    if spec.model.has_closures() {
+        return store_plan(request, Manifest::default()).await;
+    }
     if spec.dataset.follow {
         let base = request.base.as_deref();
         let manifest = stream::first_columns(&spec.dataset, base, waits_for).await?;

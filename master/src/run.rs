@@ -514,6 +514,7 @@ impl MasterProcess<'_> {
             source: Arc::new(StatusSource {
                 address: self.record.address.clone(),
                 records,
+                has_closures: spec.model.has_closures(),
                 rate: Mutex::new(Rate::default()),
             }),
             stream,

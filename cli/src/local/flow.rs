@@ -134,7 +134,8 @@ fn read_job(path: &Path) -> Result<(PathBuf, JobSpec), Failure> {
 /// Rejects an unknown model: without a custom trainer only the built-in models exist.
 fn check_model(args: &LocalArgs, spec: &JobSpec) -> Result<(), Failure> {
     let kind = spec.model.kind.as_str();
-    if args.trainer_bin.is_some() || BuiltIn::of(kind).is_some() || kind == PYTHON {
+    let is_elsewhere = kind == PYTHON || spec.model.has_closures();
+    if args.trainer_bin.is_some() || BuiltIn::of(kind).is_some() || is_elsewhere {
         return Ok(());
     }
     let hint = match nearest(kind, BUILT_IN.iter().map(|model| model.name)) {
@@ -302,7 +303,7 @@ impl Run<'_> {
             false => Stderr::Other,
         };
         // The columns of a stream are those of its first file, so that no master acts before.
-        let mut progress = match self.spec.dataset.follow {
+        let mut progress = match self.spec.dataset.follow && !self.spec.model.has_closures() {
             true => Progress::new(stderr, "the first file of the stream"),
             false => Progress::new(stderr, "a master"),
         };

@@ -61,6 +61,8 @@ pub enum TrainerProgram {
     /// Python with these arguments. Settings go to environment variables, so that a program with its own
     /// arguments finds them.
     Python(Python),
+    /// A program with a coordinator is started by its user, and its workers, too.
+    Elsewhere,
 }
 
 impl Programs {
@@ -80,6 +82,7 @@ impl Programs {
             None if model.kind == PYTHON => {
                 TrainerProgram::Python(Python::find(args, model, &directory)?)
             }
+            None if model.has_closures() => TrainerProgram::Elsewhere,
             None => TrainerProgram::Native(directory.join("steadfast-trainer")),
         };
         let programs = Self {
@@ -89,7 +92,7 @@ impl Programs {
         };
         let native = match &programs.trainer {
             TrainerProgram::Native(program) => Some(program),
-            TrainerProgram::Python(_) => None,
+            TrainerProgram::Python(_) | TrainerProgram::Elsewhere => None,
         };
         let missing: Vec<String> = [&programs.master, &programs.pserver]
             .into_iter()
@@ -135,17 +138,23 @@ impl Plan<'_> {
     pub fn processes(&self) -> Vec<Process> {
         let mut processes = Vec::new();
         let programs = &self.programs;
+        let trainers = match programs.trainer {
+            TrainerProgram::Native(_) | TrainerProgram::Python(_) => self.args.trainers,
+            TrainerProgram::Elsewhere => 0,
+        };
         for (role, count) in [
             (Role::Master, self.args.masters),
             (Role::Pserver, self.pservers),
-            (Role::Trainer, self.args.trainers),
+            (Role::Trainer, trainers),
         ] {
             for number in 0..count {
                 let name = format!("{role}-{number}");
                 let log = self.logs.join(format!("{name}.log"));
                 let native = |program: &PathBuf| (program.clone(), self.args_of(role), Vec::new());
                 let (program, args, mut env) = match (role, &programs.trainer) {
-                    (Role::Etcd | Role::Master, _) => native(&programs.master),
+                    (Role::Etcd | Role::Master, _) | (Role::Trainer, TrainerProgram::Elsewhere) => {
+                        native(&programs.master)
+                    }
                     (Role::Pserver, _) => native(&programs.pserver),
                     (Role::Trainer, TrainerProgram::Native(program)) => native(program),
                     (Role::Trainer, TrainerProgram::Python(python)) => {

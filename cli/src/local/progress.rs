@@ -150,11 +150,15 @@ fn describe(status: &JobStatus) -> String {
     match (status.passes, status.steps) {
         (Some(passes), _) => parts.push(format!("pass {}/{passes}", pass.min(passes))),
         (None, Some(steps)) => parts.push(format!("step {}/{steps}", status.version)),
-        (None, None) => parts.push(format!("pass {pass}")),
+        (None, None) if status.stream.is_some() => parts.push(format!("pass {pass}")),
+        // A job of closures has no passes.
+        (None, None) => {}
     }
     let queues = &status.queues;
     let tasks = queues.todo + queues.pending + queues.done + queues.discarded;
-    parts.push(format!("tasks {}/{tasks}", queues.done));
+    if 0 < tasks || status.stream.is_some() {
+        parts.push(format!("tasks {}/{tasks}", queues.done));
+    }
     if 0 < queues.discarded {
         parts.push(format!("{} discarded", queues.discarded));
     }

@@ -11,7 +11,7 @@ use toml::de::{DeTable, DeValue, Deserializer};
 use crate::job::dataset::hex;
 use crate::job::elastic::ElasticSpec;
 use crate::job::shape::keys_of;
-use crate::job::spec::JobSpec;
+use crate::job::spec::{CLOSURES, JobSpec};
 use crate::job::spec_errors::SpecError;
 
 /// A job file of either kind.
@@ -30,6 +30,14 @@ trait Described: DeserializeOwned {
     /// A job file with only the required keys, for checking one other key at a time.
     const MINIMAL: &str;
 
+    /// Returns the keys that need not be in the file after all, given those that are; their placeholders are removed.
+    fn not_required(
+        _valid: &mut DeTable<'_>,
+        _given: impl Fn(&str) -> bool,
+    ) -> &'static [&'static str] {
+        &[]
+    }
+
     fn all_errors(&self) -> Vec<SpecError>;
 }
 
@@ -42,6 +50,19 @@ impl Described for JobSpec {
         dataset = { source = ["x"], format = "csv" }
         model = { kind = "x" }
     "#;
+
+    fn not_required(
+        valid: &mut DeTable<'_>,
+        given: impl Fn(&str) -> bool,
+    ) -> &'static [&'static str] {
+        let model = valid.get("model").and_then(|it| it.get_ref().as_table());
+        let kind = model.and_then(|it| it.get("kind")).and_then(|it| it.get_ref().as_str());
+        if kind != Some(CLOSURES) || given("dataset") {
+            return &[];
+        }
+        valid.remove("dataset");
+        &["dataset", "dataset.source", "dataset.format"]
+    }
 
     fn all_errors(&self) -> Vec<SpecError> {
         self.all_errors()
@@ -209,7 +230,9 @@ impl<'a, T: Described> Reader<'a, T> {
     }
 
     fn find_missing(&mut self) {
-        for key in T::REQUIRED {
+        let offsets = &self.offsets;
+        let not_required = T::not_required(&mut self.valid, |key| offsets.contains_key(key));
+        for key in T::REQUIRED.iter().filter(|key| !not_required.contains(key)) {
             let is_missing = !self.offsets.contains_key(*key) && !self.is_invalid(key);
             if is_missing {
                 let offset = self.offset(&[(*key).to_owned()]);

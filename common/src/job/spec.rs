@@ -27,6 +27,8 @@ pub struct JobSpec {
     /// Optimizer steps (synchronous mode only). Either this or `passes`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub steps: Option<u64>,
+    /// Absent if the model's gradients come from [closures](ModelSpec::has_closures).
+    #[serde(default)]
     pub dataset: DatasetSpec,
     pub model: ModelSpec,
     /// A file with initial values, in place of those of the model.
@@ -141,6 +143,30 @@ pub struct DatasetSpec {
     pub follow: bool,
 }
 
+impl Default for DatasetSpec {
+    /// Returns the dataset of a job whose gradients come from closures: a stream that never has a file.
+    fn default() -> Self {
+        Self {
+            source: Vec::new(),
+            format: DataFormat::Parquet,
+            features: Vec::new(),
+            label: String::new(),
+            classes: Vec::new(),
+            weight: None,
+            categories: Vec::new(),
+            columns: Vec::new(),
+            crosses: BTreeMap::new(),
+            types: BTreeMap::new(),
+            missing: None,
+            transform: Transform::None,
+            feature_scale: 1.0,
+            records_per_task: None,
+            header: Header::Present,
+            follow: true,
+        }
+    }
+}
+
 /// A function of features.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -213,7 +239,8 @@ pub struct StartSpec {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelSpec {
     /// `linear`, `softmax`, `mlp`, `fm`, `deepfm`, `wide-deep`, `python`, or the name under which a trainer registered
-    /// its own model.
+    /// its own model. `closures`: a program with a coordinator declares the parameters, and its closures push the
+    /// gradients.
     pub kind: String,
     /// Number of classes, for classifiers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -249,7 +276,16 @@ pub struct ModelSpec {
     pub min_records: Option<u32>,
 }
 
+/// The kind of a model whose gradients come from the closures of a coordinator.
+pub const CLOSURES: &str = "closures";
+
 impl ModelSpec {
+    /// Returns whether the gradients come from the closures of a coordinator. Such a job has no dataset; it ends when
+    /// it is drained.
+    pub fn has_closures(&self) -> bool {
+        self.kind == CLOSURES
+    }
+
     /// Returns the fewest records of which the model computes a gradient. A model that normalizes over the records
     /// of a micro-batch takes at least two.
     pub fn min_records(&self) -> u32 {

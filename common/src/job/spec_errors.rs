@@ -6,10 +6,10 @@ use std::collections::BTreeSet;
 use crate::job::models::{self, BuiltIn, Inputs, PYTHON};
 use crate::job::optimizer_errors;
 use crate::job::spec::{
-    DataFormat, DeltaMode, EvaluationSpec, Header, JobSpec, Keep, LANES_MAX, Mode, Monitor,
-    PlateauSpec, StartSpec, TableSpec, Transform,
+    DataFormat, DatasetSpec, DeltaMode, EvaluationSpec, Header, JobSpec, Keep, LANES_MAX, Mode,
+    Monitor, PlateauSpec, StartSpec, TableSpec, Transform,
 };
-use crate::tensor::compression::Compression;
+use crate::tensor::compression::{Codec, Compression};
 
 /// An error in the values of a job file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,8 +105,13 @@ impl JobSpec {
 
     pub(crate) fn all_errors(&self) -> Vec<SpecError> {
         let mut errors = Vec::new();
-        self.general_errors(&mut errors);
-        self.dataset_errors(&mut errors);
+        match self.model.has_closures() {
+            true => self.closure_errors(&mut errors),
+            false => {
+                self.general_errors(&mut errors);
+                self.dataset_errors(&mut errors);
+            }
+        }
         self.model_errors(&mut errors);
         let start = self.start.iter().flat_map(StartSpec::errors);
         errors.extend(start.map(|(key, text)| SpecError::new(&[key], text)));
@@ -121,6 +126,43 @@ impl JobSpec {
             errors.extend(table_errors(name, table));
         }
         errors
+    }
+
+    /// Adds the errors of a job whose gradients come from closures.
+    fn closure_errors(&self, errors: &mut Vec<SpecError>) {
+        errors.extend(name_error(&self.name));
+        let mut error = |key: &str, is_wrong: bool, text: &str| {
+            if is_wrong {
+                errors.push(SpecError::new(&[key, "model.kind"], text));
+            }
+        };
+        error(
+            "mode",
+            self.mode == Mode::Sync,
+            "closures are not divided into steps: a model with `kind = \"closures\"` needs `mode = \"async\"`",
+        );
+        let ends = self.passes.is_some() || self.steps.is_some();
+        let key = if self.passes.is_some() { "passes" } else { "steps" };
+        error(
+            key,
+            ends,
+            "a job of closures ends when its program ends it; remove `passes` and `steps`",
+        );
+        error(
+            "dataset",
+            self.dataset != DatasetSpec::default(),
+            "a job of closures has no dataset: its program gives each closure its data; remove `[dataset]`",
+        );
+        error(
+            "gradients.compression",
+            self.gradients.codec() != Codec::Plain,
+            "the rounding errors of closures are not carried over to the next one; remove `gradients.compression`",
+        );
+        error(
+            "evaluation.fraction",
+            self.evaluation.has_records(),
+            "a job of closures has no held-out records: evaluate in a closure; remove `[evaluation]`",
+        );
     }
 
     fn general_errors(&self, errors: &mut Vec<SpecError>) {

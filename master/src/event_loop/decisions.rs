@@ -329,12 +329,13 @@ impl TrainingJob {
 
     /// Returns the number of records trained on so far.
     pub(crate) fn examples(&self, state: &JobState) -> u64 {
-        if self.job.record.spec.mode == Mode::Sync {
+        let spec = &self.job.record.spec;
+        if spec.mode == Mode::Sync || spec.model.has_closures() {
             return self.live.position.examples;
         }
         // Tasks are nearly equal in size, so the records are estimated from the number of done tasks.
         let pass = state.ledger.head().pass;
-        let (before, tasks, records) = match self.job.record.spec.dataset.follow {
+        let (before, tasks, records) = match spec.dataset.follow {
             false => (u64::from(pass.0) * self.job.records, self.job.tasks, self.job.records),
             true => {
                 let present = state.stream.pass(pass);

@@ -234,7 +234,11 @@ fn waits(event_loop: &TrainingJob, status: &JobStatus, details: &Details) -> Vec
         waits.push(Wait::of_job(&name, format!("{name} has no pserver")));
     }
     if status.trainers.is_empty() {
-        waits.push(Wait::of_job("", "no trainer is registered"));
+        let why = match event_loop.job.record.spec.model.has_closures() {
+            true => "no program with a coordinator runs",
+            false => "no trainer is registered",
+        };
+        waits.push(Wait::of_job("", why));
     }
     if waits.is_empty() && !details.initialized {
         let who = details.initializer.map(|it| format!("trainer {it}"));
