@@ -416,6 +416,8 @@ class LocalRun(Run):
         self.data_dir = directory
         """Checkpoints, logs and the model."""
         self._process = process
+        # By the clock of files, which is coarse.
+        self._started = time.time() - 1.0
         self._progress = progress
         self._output: Dict[str, str] = {}
         # Whether this program has stopped the job.
@@ -435,6 +437,21 @@ class LocalRun(Run):
     def is_running(self) -> bool:
         """Whether the processes of the job are running."""
         return self._process.poll() is None
+
+    @property
+    def endpoint(self) -> str:
+        """The URL of the job's etcd, for :func:`connect` and :class:`steadfast.Coordinator`. Waits until it runs.
+
+        Raises:
+            UnavailableError: The job ended before; :meth:`wait` raises why.
+        """
+        file = self.data_dir / "etcd-endpoint"
+        # That of an earlier run may be there.
+        while not file.exists() or file.stat().st_mtime < self._started:
+            if not self.is_running:
+                raise UnavailableError(f"job {self.name} has ended")
+            time.sleep(0.01)
+        return file.read_text().strip()
 
     def wait(self, timeout: Optional[float] = None) -> Dict[str, Any]:
         """Waits for the end of the job and returns its summary; after :meth:`stop`, that of what was done.
