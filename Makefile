@@ -50,7 +50,7 @@ test-compose: build ## Run a job in containers and inject faults (part of `test`
 chaos: build ## Run seeded schedules of faults: SEED=1 MINUTES=5 MODE=sync|async|elastic (elastic: after test-python) JOB=digits|table|stream
 	target/release/chaos --seed $(or $(SEED),1) --minutes $(or $(MINUTES),5) --mode $(or $(MODE),sync) --job $(or $(JOB),digits)
 
-sim: build ## Simulate seeds: SEEDS=10000 SEED=1 MODE=both|sync|async|elastic|closures
+sim: build ## Simulate seeds: SEEDS=10000 SEED=1 MODE=both|sync|async|elastic|closures|pushes
 	target/release/steadfast-sim --seed $(or $(SEED),1) --seeds $(or $(SEEDS),10000) --mode $(or $(MODE),both)
 
 sim-deep: build ## Simulate a small job with every single deviation, and with every pair of faults

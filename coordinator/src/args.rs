@@ -1,10 +1,12 @@
 //! The settings of a coordinator and of a worker, from arguments and `STEADFAST_…` variables.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Parser;
 use steadfast_common::records::keys::Keys;
+use steadfast_common::tensor::layout::ParamSpec;
 use steadfast_coord::Etcd;
 use steadfast_coordinator_core::{OnError, Settings};
 use steadfast_process::{EtcdArgs, Failure, LogArgs, SecurityArgs, TlsArgs};
@@ -26,6 +28,8 @@ pub struct WorkerArgs {
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: u32,
     #[command(flatten)]
+    pub etcd: EtcdArgs,
+    #[command(flatten)]
     pub security: SecurityArgs,
     #[command(flatten)]
     pub log: LogArgs,
@@ -42,6 +46,10 @@ pub struct CoordinatorArgs {
     pub etcd: EtcdArgs,
     #[command(flatten)]
     pub tls: TlsArgs,
+    /// Directory with the certificates of a trainer, with which the program sets the initial values of parameters, and
+    /// saves their model.
+    #[arg(long, value_name = "DIR", requires = "tls")]
+    pub trainer_tls: Option<PathBuf>,
     /// Time to live of the lock in etcd.
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = steadfast_process::lease_ttl)]
     pub lease_ttl: Duration,
@@ -59,11 +67,21 @@ pub struct CoordinatorArgs {
 }
 
 impl CoordinatorArgs {
-    /// Loads the credentials, and connects to etcd if the coordinator has a job.
+    /// Loads the credentials, and connects to etcd if the coordinator has a job. `params` are the parameters that
+    /// closures train.
     ///
     /// # Errors
     /// If the credentials cannot be loaded, or etcd does not answer.
-    pub async fn settings(&self) -> Result<CoordinatorSettings, Failure> {
+    pub async fn settings(&self, params: Vec<ParamSpec>) -> Result<CoordinatorSettings, Failure> {
+        if self.job.is_none() && !params.is_empty() {
+            let message = "parameters belong to a job: pass its name, `job=\"…\"`";
+            return Err(Failure::invalid(message));
+        }
+        if !params.is_empty() && self.tls.tls.is_some() && self.trainer_tls.is_none() {
+            let message = "with TLS, a program with parameters also needs the certificates of a trainer: \
+                           args=[…, \"--trainer-tls\", \"certs/trainer\"]";
+            return Err(Failure::invalid(message));
+        }
         let on_error = match self.continue_on_error {
             true => OnError::Continue,
             false => OnError::Stop,
@@ -82,6 +100,7 @@ impl CoordinatorArgs {
             waiting_max: self.waiting_max as usize,
             tls: self.tls.identity()?,
             lock,
+            params,
         })
     }
 }

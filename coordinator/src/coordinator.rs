@@ -7,13 +7,16 @@ use std::time::Duration;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::job::dataset::sha256;
 use steadfast_common::role::Role;
+use steadfast_common::tensor::layout::ParamSpec;
 use steadfast_coordinator_core::{ClosureId, Input, Settings, WorkerIndex};
 use steadfast_host::random;
 use steadfast_host::task::{Task, spawn};
+use steadfast_host::time::sleep;
 use steadfast_net::{Channel, TlsIdentity};
 use steadfast_process::Failure;
 use steadfast_proto::v1::DropRequest;
 use steadfast_proto::v1::closures_client::ClosuresClient;
+use steadfast_training_client::ParameterClient;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
@@ -22,8 +25,12 @@ use uuid::Uuid;
 
 pub use crate::driver::Lock;
 use crate::driver::{ARGUMENTS_BYTES_MAX, Driver, send};
-use crate::link::Link;
+use crate::link::{Attended, Link};
+use crate::parameters::Parameters;
 use crate::table::{Scheduled, Shared, Table, WorkerState};
+
+/// Time between looks at whether the first term has begun.
+const BEGUN_POLL: Duration = Duration::from_millis(20);
 
 /// The settings of a coordinator.
 #[derive(Clone, Debug)]
@@ -34,6 +41,8 @@ pub struct CoordinatorSettings {
     pub tls: TlsIdentity,
     /// Selects where results of named closures are stored. Without it, they are kept in memory.
     pub lock: Option<Lock>,
+    /// All parameters that closures train, in order; they need the lock. Empty if there are none.
+    pub params: Vec<ParamSpec>,
 }
 
 /// The reason for which a call was not scheduled.
@@ -63,19 +72,28 @@ pub struct Coordinator {
     leave: Mutex<Option<oneshot::Sender<()>>>,
     driver: Mutex<Option<Task<()>>>,
     links: Mutex<Vec<Task<()>>>,
+    /// Absent without parameters, and once the coordinator is closed.
+    parameters: Mutex<Option<Parameters>>,
 }
 
 impl Coordinator {
     /// Starts a coordinator. With a lock it is the only one of its job.
     ///
     /// # Errors
-    /// `Conflict` if another coordinator has the lock, and errors of etcd.
+    /// `Conflict` if another coordinator has the lock, or the gradients of the job do not come from closures; and errors
+    /// of etcd.
     pub async fn start(settings: CoordinatorSettings) -> Result<Self, Failure> {
         let id = random::uuid();
-        let CoordinatorSettings { machine, waiting_max, tls, lock } = settings;
+        let CoordinatorSettings { machine, waiting_max, tls, lock, params } = settings;
         let first = match &lock {
             Some(lock) => Some(lock.acquire(id).await?),
             None => None,
+        };
+        let parameters = match &lock {
+            Some(Lock { etcd, keys, .. }) if !params.is_empty() => {
+                Some(Parameters::join(etcd, keys, tls.clone(), params).await?)
+            }
+            Some(_) | None => None,
         };
         let shared = Arc::new(Shared::default());
         let (outbox, inbox) = mpsc::unbounded_channel();
@@ -85,6 +103,7 @@ impl Coordinator {
             id,
             settings: machine,
             lock,
+            parameters: parameters.clone(),
             shared: shared.clone(),
             inbox,
             outbox: outbox.clone(),
@@ -92,6 +111,7 @@ impl Coordinator {
             closing: closing.clone(),
         };
         let driver = spawn(driver.run(first));
+        let follows = parameters.clone().map(|it| spawn(it.follow(shared.clone(), outbox.clone())));
         Ok(Self {
             id,
             waiting_max,
@@ -103,7 +123,8 @@ impl Coordinator {
             closing,
             leave: Mutex::new(Some(leave)),
             driver: Mutex::new(Some(driver)),
-            links: Mutex::default(),
+            links: Mutex::new(follows.into_iter().collect()),
+            parameters: Mutex::new(parameters),
         })
     }
 
@@ -157,7 +178,16 @@ impl Coordinator {
         });
         send(&self.outbox, Input::Started(worker));
         let (shared, outbox) = (self.shared.clone(), self.outbox.clone());
-        let link = Link { coordinator: self.id, worker, channel, shared, outbox };
+        let attended = {
+            let parameters = self.parameters.lock().unwrap_or_else(PoisonError::into_inner);
+            let parameters = parameters.as_ref();
+            Attended {
+                coordinator: self.id,
+                root: parameters.map(|it| it.keys.root().to_owned()).unwrap_or_default(),
+                params: parameters.map(|it| it.params.clone()).unwrap_or_default(),
+            }
+        };
+        let link = Link { attended, worker, channel, shared, outbox };
         let link = spawn(link.follow());
         self.links.lock().unwrap_or_else(PoisonError::into_inner).push(link);
         Ok(worker)
@@ -229,7 +259,7 @@ impl Coordinator {
         };
         let (id, call) = table.schedule(scheduled, digest);
         // Sent before the table is released, so that closures arrive in the order of their numbers.
-        send(&self.outbox, Input::Scheduled { id, call });
+        send(&self.outbox, Input::Scheduled { id, call, push: None });
         Ok(id)
     }
 
@@ -253,6 +283,30 @@ impl Coordinator {
         let number = self.next_value.fetch_add(1, Ordering::Relaxed);
         let (runtime, shared) = (self.runtime.clone(), Arc::downgrade(&self.shared));
         WorkerValue { coordinator: self.id, number, runtime, shared }
+    }
+
+    /// Waits until the first term has begun: parameters have values then.
+    ///
+    /// # Errors
+    /// Why the coordinator has ended.
+    pub async fn begun(&self) -> Result<(), Failure> {
+        loop {
+            {
+                let table = self.shared.lock();
+                match table.ended() {
+                    Some(failure) => return Err(failure.clone()),
+                    None if table.has_begun => return Ok(()),
+                    None => {}
+                }
+            }
+            sleep(BEGUN_POLL).await;
+        }
+    }
+
+    /// Returns the client of the parameters, if closures train some, and the coordinator is not closed.
+    pub fn parameters(&self) -> Option<Arc<ParameterClient>> {
+        let parameters = self.parameters.lock().unwrap_or_else(PoisonError::into_inner);
+        parameters.as_ref().map(|it| it.client.clone())
     }
 
     /// Forgets the results of all closures with a name. Done when [`Table::forgets_results`] is false.
@@ -282,6 +336,8 @@ impl Coordinator {
         }
         self.shared.change(Table::cancel_all);
         self.end_links();
+        // Its client follows keys in etcd.
+        drop(self.parameters.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 
     fn end_links(&self) {

@@ -6,19 +6,21 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use steadfast_common::error::ErrorKind;
-use steadfast_common::records::closures::{ClosureName, ClosureRecord};
+use steadfast_common::ids::Generation;
+use steadfast_common::records::closures::{ClosureName, ClosureRecord, PushesRecord};
 use steadfast_common::records::keys::Keys;
 use steadfast_coord::term::{Commit, Committer, Host, Term};
 use steadfast_coord::{CoordError, Etcd, Leadership, Op, Session, Transaction};
 use steadfast_coordinator_core::{
-    ClosureId, CoordinatorMachine, Effect, Fact, Input, Reply, Settings, WorkerIndex,
+    ClosureId, CoordinatorMachine, Effect, Fact, Input, PushNumber, Pushes, RESULT_BYTES_MAX,
+    Reply, Settings, WorkerIndex,
 };
 use steadfast_host::task::spawn;
 use steadfast_host::time::{Instant, sleep};
 use steadfast_net::Channel;
 use steadfast_process::Failure;
 use steadfast_proto::v1::closures_client::ClosuresClient;
-use steadfast_proto::v1::{CancelRequest, Raised, RunRequest, run_reply};
+use steadfast_proto::v1::{CancelRequest, Raised, RunReply, RunRequest, run_reply};
 use steadfast_proto::{MESSAGE_BYTES_MAX, kind};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
@@ -26,6 +28,7 @@ use tonic::Status;
 use tracing::{debug, info, warn};
 use uuid::Uuid;
 
+use crate::parameters::Parameters;
 use crate::table::Shared;
 
 /// Reserves room in a message for its other fields.
@@ -81,6 +84,7 @@ pub(crate) struct Driver {
     pub id: Uuid,
     pub settings: Settings,
     pub lock: Option<Lock>,
+    pub parameters: Option<Parameters>,
     pub shared: Arc<Shared>,
     pub inbox: mpsc::UnboundedReceiver<Input>,
     pub outbox: mpsc::UnboundedSender<Input>,
@@ -102,7 +106,7 @@ impl Driver {
     }
 
     async fn without_etcd(&mut self) -> Result<(), Failure> {
-        self.term(None, NoStore, BTreeMap::new()).await.map_err(Failure::from)
+        self.term(None, NoStore, BTreeMap::new(), None).await.map_err(Failure::from)
     }
 
     async fn terms(
@@ -125,7 +129,7 @@ impl Driver {
                     session.close(&lock.etcd).await;
                     match ended {
                         Ok(()) => return Ok(()),
-                        Err(error) => Failure::from(error),
+                        Err(failure) => failure,
                     }
                 }
                 Err(failure) => failure,
@@ -151,10 +155,19 @@ impl Driver {
         lock: &Lock,
         session: &Session,
         leadership: Leadership,
-    ) -> Result<(), CoordError> {
+    ) -> Result<(), Failure> {
+        let pushes = match &self.parameters {
+            None => None,
+            Some(parameters) => tokio::select! {
+                biased;
+                _ = &mut self.leave => return Ok(()),
+                () = session.lost() => return Err(CoordError::LeaseLost.into()),
+                pushes = parameters.pushes() => Some(pushes?),
+            },
+        };
         let remembered = lock.remembered().await?;
         let committer = Committer::new(lock.etcd.clone(), leadership);
-        self.term(Some((lock, session)), committer, remembered).await
+        Ok(self.term(Some((lock, session)), committer, remembered, pushes).await?)
     }
 
     /// Drives the machine until the program leaves.
@@ -163,13 +176,15 @@ impl Driver {
         lock: Option<(&Lock, &Session)>,
         committer: C,
         remembered: BTreeMap<ClosureName, ClosureRecord>,
+        pushes: Option<Pushes>,
     ) -> Result<(), CoordError> {
         let (attempts, first) = {
-            let table = self.shared.lock();
+            let mut table = self.shared.lock();
+            table.has_begun = true;
             (table.attempts, table.inputs())
         };
         info!(results = remembered.len(), "the coordinator begins");
-        let machine = CoordinatorMachine::new(self.settings, remembered, attempts);
+        let machine = CoordinatorMachine::new(self.settings, remembered, attempts, pushes);
         let (term, requests) = Term::new(machine, committer);
         let mut host = CoordinatorHost {
             id: self.id,
@@ -234,6 +249,10 @@ impl Host for CoordinatorHost<'_> {
             Fact::Remembered { name, record } => {
                 transaction.add(Op::put(&keys.closure_result(name), record));
             }
+            Fact::Unremembered(name) => transaction.add(Op::delete(&keys.closure_result(name))),
+            Fact::Reserved(next) => {
+                transaction.add(Op::put(&keys.closure_pushes(), &PushesRecord { next: *next }));
+            }
             Fact::Forgotten => transaction.delete_all(&keys.closure_results_prefix()),
         }
     }
@@ -244,13 +263,14 @@ impl Host for CoordinatorHost<'_> {
         effect: Effect,
     ) -> Result<Option<Input>, CoordError> {
         match effect {
-            Effect::Run { worker, attempt, id } => self.run(worker, attempt, id),
+            Effect::Run { worker, attempt, id, push } => self.run(worker, attempt, id, push),
             Effect::Cancel { worker, attempt } => self.cancel(worker, attempt),
-            Effect::Settled { id, outcome } => {
-                for id in self.shared.change(|table| table.settle(id, outcome)) {
+            Effect::Settled { id, outcome, push } => {
+                for id in self.shared.change(|table| table.settle(id, outcome, push)) {
                     send(&self.outbox, Input::Forgotten(id));
                 }
             }
+            Effect::Repeats(id) => self.shared.change(|table| table.repeats(id)),
             Effect::AtRest(worker) => self.shared.change(|table| {
                 if let Some(worker) = table.workers.get_mut(&worker) {
                     worker.is_at_rest = worker.is_stopped;
@@ -264,10 +284,10 @@ impl Host for CoordinatorHost<'_> {
 
 impl CoordinatorHost<'_> {
     /// Asks a worker to run a closure.
-    fn run(&self, worker: WorkerIndex, attempt: u64, id: ClosureId) {
+    fn run(&self, worker: WorkerIndex, attempt: u64, id: ClosureId, push: Option<PushNumber>) {
         let (channel, request) = {
             let mut table = self.shared.lock();
-            table.begun(id, worker, attempt);
+            table.begun(id, worker, attempt, push);
             let channel = table.workers.get(&worker).map(|it| it.channel.clone());
             let request = table.closures.get(&id).map(|entry| RunRequest {
                 coordinator: self.id.to_string(),
@@ -281,6 +301,8 @@ impl CoordinatorHost<'_> {
                 function: entry.call.function.clone(),
                 arguments: entry.arguments.clone(),
                 results: table.results_for(id),
+                push: push.map(|it| it.0),
+                result_bytes_max: entry.call.name.is_some().then_some(RESULT_BYTES_MAX as u64),
             });
             (channel, request)
         };
@@ -350,11 +372,13 @@ pub(crate) fn send(outbox: &mpsc::UnboundedSender<Input>, input: Input) {
     let _ = outbox.send(input);
 }
 
-fn reply_of(answer: Result<tonic::Response<steadfast_proto::v1::RunReply>, Status>) -> Reply {
+fn reply_of(answer: Result<tonic::Response<RunReply>, Status>) -> Reply {
     let status = match answer {
         Ok(reply) => {
-            return match reply.into_inner().outcome {
-                Some(run_reply::Outcome::Value(value)) => Reply::Returned(value),
+            let RunReply { outcome, pushed_in } = reply.into_inner();
+            let pushed = pushed_in.map(Generation);
+            return match outcome {
+                Some(run_reply::Outcome::Value(value)) => Reply::Returned { value, pushed },
                 Some(run_reply::Outcome::EndOfData(_)) => Reply::EndOfData,
                 Some(run_reply::Outcome::Raised(Raised { exception, message, traceback })) => {
                     Reply::Raised { exception, message, traceback }

@@ -13,6 +13,7 @@ mod args;
 mod coordinator;
 mod driver;
 mod link;
+mod parameters;
 mod table;
 mod worker;
 
@@ -21,5 +22,6 @@ pub use coordinator::{Coordinator, CoordinatorSettings, Lock, ScheduleError, Wor
 pub use steadfast_coordinator_core::{
     ClosureId, Failure as ClosureFailure, OnError, Outcome, RESULT_BYTES_MAX, Settings, WorkerIndex,
 };
+pub use steadfast_training_client::{ClientError as ParameterError, ParameterClient};
 pub use table::{ClosureError, Scheduled, Table, WorkerState};
 pub use worker::{Call, WorkerServer};

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use steadfast_common::tensor::layout::ParamSpec;
 use steadfast_coord::backoff;
 use steadfast_coordinator_core::{Input, WorkerIndex};
 use steadfast_host::time::{Instant, sleep};
 use steadfast_net::Channel;
-use steadfast_proto::v1::AttendRequest;
 use steadfast_proto::v1::closures_client::ClosuresClient;
+use steadfast_proto::v1::{AttendRequest, Param};
 use tokio::sync::mpsc;
 use tonic::Status;
 use tracing::{info, warn};
@@ -26,9 +27,17 @@ const SAID_AFTER: Duration = Duration::from_secs(10);
 /// A connection that lasted so long is followed by a quick attempt.
 const SETTLED_AFTER: Duration = Duration::from_secs(5);
 
+/// What a coordinator tells each worker.
+pub(crate) struct Attended {
+    pub coordinator: Uuid,
+    /// The prefix of the keys of the job whose parameters closures train, and these parameters; empty without.
+    pub root: String,
+    pub params: Vec<ParamSpec>,
+}
+
 /// Follows a worker for as long as the coordinator runs.
 pub(crate) struct Link {
-    pub coordinator: Uuid,
+    pub attended: Attended,
     pub worker: WorkerIndex,
     pub channel: Channel,
     pub shared: Arc<Shared>,
@@ -65,7 +74,12 @@ impl Link {
     /// Returns when the connection has ended.
     async fn attend(&self) -> Result<(), Status> {
         let mut client = ClosuresClient::new(self.channel.clone());
-        let request = AttendRequest { coordinator: self.coordinator.to_string() };
+        let Attended { coordinator, root, params } = &self.attended;
+        let request = AttendRequest {
+            coordinator: coordinator.to_string(),
+            root: root.clone(),
+            params: params.iter().map(Param::from).collect(),
+        };
         let mut states = client.attend(request).await?.into_inner();
         while let Some(state) = states.message().await? {
             let worker = self.worker;

@@ -6,11 +6,14 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use steadfast_common::records::closures::ClosureName;
-use steadfast_coordinator_core::{Call, ClosureId, Failure, Input, Outcome, Reply, WorkerIndex};
+use steadfast_coordinator_core::{
+    Call, ClosureId, Failure, Input, Outcome, Push, PushNumber, Reply, WorkerIndex,
+};
 use steadfast_net::Channel;
 use steadfast_process::Failure as ProcessFailure;
 
 use crate::coordinator::WorkerValue;
+use crate::parameters::Coverage;
 
 /// Limits the errors that are kept until they are raised in the program. Further errors are only counted.
 const ERRORS_MAX: usize = 1000;
@@ -89,6 +92,15 @@ pub(crate) struct Entry {
     /// Counts the references of the program, and of closures that have it as an input.
     pub holders: u32,
     pub worker: Option<WorkerIndex>,
+    /// The number under which it pushes, once it has run.
+    pub push: Option<PushNumber>,
+    /// Its push, once it is over, until a checkpoint covers that. It may have to run again until then, so its arguments
+    /// are kept.
+    pub pushed: Option<Push>,
+    /// The place of that push among all.
+    pub pushed_as: u64,
+    /// Set while it runs again although it is over.
+    pub repeats: bool,
 }
 
 /// The state of a coordinator.
@@ -107,6 +119,9 @@ pub struct Table {
     pub(crate) attempts: u64,
     /// Values of closures that are over. They are dropped without the lock.
     dropped: Vec<Arc<WorkerValue>>,
+    pub(crate) coverage: Coverage,
+    /// Set once the first term has begun.
+    pub(crate) has_begun: bool,
     /// Set while all stored results are to be deleted.
     pub(crate) forgets_results: bool,
     /// The reason for which the coordinator has stopped.
@@ -193,6 +208,10 @@ impl Table {
             values,
             holders: 1,
             worker: None,
+            push: None,
+            pushed: None,
+            pushed_as: 0,
+            repeats: false,
         };
         self.closures.insert(id, entry);
         self.pending += 1;
@@ -200,13 +219,20 @@ impl Table {
         (id, call)
     }
 
-    pub(crate) fn begun(&mut self, id: ClosureId, worker: WorkerIndex, attempt: u64) {
+    pub(crate) fn begun(
+        &mut self,
+        id: ClosureId,
+        worker: WorkerIndex,
+        attempt: u64,
+        push: Option<PushNumber>,
+    ) {
         self.attempts = self.attempts.max(attempt);
         if let Some(worker) = self.workers.get_mut(&worker) {
             worker.running += 1;
         }
         let Some(entry) = self.closures.get_mut(&id) else { return };
         entry.worker = Some(worker);
+        entry.push = push;
         entry.attempt = Some(Running { worker, attempt, reply: None });
         if !std::mem::replace(&mut entry.has_begun, true) {
             self.waiting -= 1;
@@ -214,9 +240,15 @@ impl Table {
     }
 
     /// Notes the outcome of a closure. Returns the closures to which no reference is left.
-    pub(crate) fn settle(&mut self, id: ClosureId, outcome: Outcome) -> Vec<ClosureId> {
+    pub(crate) fn settle(
+        &mut self,
+        id: ClosureId,
+        outcome: Outcome,
+        push: Option<Push>,
+    ) -> Vec<ClosureId> {
         let Some(entry) = self.closures.get_mut(&id) else { return Vec::new() };
-        if entry.outcome.is_some() {
+        let repeats = std::mem::take(&mut entry.repeats);
+        if entry.outcome.is_some() && !repeats {
             // A term that was lost had decided it.
             return Vec::new();
         }
@@ -224,9 +256,7 @@ impl Table {
         if !std::mem::replace(&mut entry.has_begun, true) {
             self.waiting -= 1;
         }
-        (entry.arguments, entry.attempt) = (Bytes::new(), None);
-        let values = std::mem::take(&mut entry.values);
-        self.dropped.extend(values);
+        (entry.attempt, entry.push, entry.pushed) = (None, None, push);
         let counted = match outcome {
             Outcome::Returned(_) | Outcome::EndOfData | Outcome::Failed(_) => entry.worker,
             Outcome::Cancelled(_) => None,
@@ -235,15 +265,34 @@ impl Table {
             worker.finished += 1;
         }
         let has_failed = matches!(outcome, Outcome::Failed(_));
-        entry.outcome = Some(outcome);
-        let inputs = std::mem::take(&mut entry.call.inputs);
-        let is_held = 0 < entry.holders;
+        // The first result stays, also if its push cannot be repeated.
+        if !repeats || has_failed {
+            entry.outcome = Some(outcome);
+        }
         if has_failed {
             match self.errors.len() < ERRORS_MAX {
                 true => self.errors.extend(self.error_of(id)),
                 false => self.errors_more += 1,
             }
         }
+        if push.is_none() {
+            return self.drop_call(id);
+        }
+        let place = self.coverage.add(id);
+        if let Some(entry) = self.closures.get_mut(&id) {
+            entry.pushed_as = place;
+        }
+        Vec::new()
+    }
+
+    /// Drops what only a further run of a closure needs. Returns the closures to which no reference is left.
+    fn drop_call(&mut self, id: ClosureId) -> Vec<ClosureId> {
+        let Some(entry) = self.closures.get_mut(&id) else { return Vec::new() };
+        (entry.arguments, entry.pushed) = (Bytes::new(), None);
+        let values = std::mem::take(&mut entry.values);
+        self.dropped.extend(values);
+        let inputs = std::mem::take(&mut entry.call.inputs);
+        let is_held = 0 < entry.holders;
         let mut forgotten: Vec<ClosureId> =
             inputs.into_iter().filter(|it| self.release(*it)).collect();
         if !is_held {
@@ -253,15 +302,43 @@ impl Table {
         forgotten
     }
 
+    /// Notes that a closure that is over runs again.
+    pub(crate) fn repeats(&mut self, id: ClosureId) {
+        if let Some(entry) = self.closures.get_mut(&id)
+            && !std::mem::replace(&mut entry.repeats, true)
+        {
+            self.pending += 1;
+        }
+    }
+
+    /// Notes which checkpoint is the newest, after `pushed` pushes; returns what the machine is told.
+    pub(crate) fn covered(&mut self, newest: Option<String>, pushed: u64) -> Vec<Input> {
+        let mut inputs = Vec::new();
+        for (place, id) in self.coverage.note(newest, pushed) {
+            // One that was repeated, or is, has another place.
+            let is_last = |it: &Entry| it.pushed.is_some() && it.pushed_as == place && !it.repeats;
+            if self.closures.get(&id).is_some_and(is_last) {
+                inputs.push(Input::Covered(id));
+                inputs.extend(self.drop_call(id).into_iter().map(Input::Forgotten));
+            }
+        }
+        inputs
+    }
+
     /// Drops one reference to a closure; returns whether it was removed: it is over, and no reference is left.
     pub(crate) fn release(&mut self, id: ClosureId) -> bool {
         let Some(entry) = self.closures.get_mut(&id) else { return false };
         entry.holders = entry.holders.saturating_sub(1);
-        let is_over = entry.holders == 0 && entry.outcome.is_some();
-        if is_over {
-            self.closures.remove(&id);
+        if entry.holders != 0 || entry.outcome.is_none() {
+            return false;
         }
-        is_over
+        if entry.repeats || entry.pushed.is_some() {
+            // It may run again, but its result is not needed.
+            entry.outcome = Some(Outcome::EndOfData);
+            return false;
+        }
+        self.closures.remove(&id);
+        true
     }
 
     /// Returns the encoded results that a closure takes as arguments, in their order. One without a value is empty.
@@ -317,8 +394,13 @@ impl Table {
     }
 
     /// Returns the inputs with which a machine gets to the state of this table.
-    pub(crate) fn inputs(&self) -> Vec<Input> {
+    pub(crate) fn inputs(&mut self) -> Vec<Input> {
         let mut inputs = Vec::new();
+        for entry in self.closures.values_mut().filter(|it| it.repeats) {
+            // The machine finds out whether it has to.
+            entry.repeats = false;
+            self.pending -= 1;
+        }
         for (&worker, state) in &self.workers {
             inputs.push(Input::Started(worker));
             if state.is_stopped {
@@ -338,7 +420,7 @@ impl Table {
             let call = entry.call.clone();
             match &entry.outcome {
                 None => {
-                    inputs.push(Input::Scheduled { id, call });
+                    inputs.push(Input::Scheduled { id, call, push: entry.push });
                     if let Some(Running { worker, attempt, reply }) = entry.attempt.clone() {
                         inputs.push(Input::Running { worker, attempt, id });
                         let finished = |reply| Input::Finished { worker, attempt, reply };
@@ -348,7 +430,10 @@ impl Table {
                         inputs.push(Input::Cancelled(id));
                     }
                 }
-                Some(outcome) => inputs.push(Input::Known { id, has_result: has_result(outcome) }),
+                Some(outcome) => {
+                    let (has_result, push) = (has_result(outcome), entry.pushed);
+                    inputs.push(Input::Known { id, call, has_result, push });
+                }
             }
         }
         inputs

@@ -9,8 +9,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use steadfast_common::error::ErrorKind;
+use steadfast_common::ids::Generation;
+use steadfast_common::records::keys::Keys;
+use steadfast_common::tensor::layout::{Layout, ParamSpec};
+use steadfast_coord::{Etcd, EtcdOptions};
 use steadfast_host::random;
 use steadfast_host::task::Task;
+use steadfast_host::time::{sleep, timeout};
 use steadfast_net::TlsIdentity;
 use steadfast_process::{Exposure, Failure, bind};
 use steadfast_proto::v1::closures_server::{Closures, ClosuresServer};
@@ -19,6 +24,7 @@ use steadfast_proto::v1::{
     RunRequest, WorkerState, run_reply,
 };
 use steadfast_proto::{MESSAGE_BYTES_MAX, access, status};
+use steadfast_training_client::{ClientError, ParameterClient};
 use tokio::sync::{oneshot, watch};
 use tokio_stream::wrappers::WatchStream;
 use tokio_stream::{Stream, StreamExt};
@@ -31,6 +37,15 @@ use uuid::Uuid;
 /// Time between looks at the closures that run, when the worker leaves.
 const LEAVE_POLL: Duration = Duration::from_millis(20);
 
+/// Time between looks at whether the outcome of a closure that pulls or pushes is wanted.
+const WANTED_POLL: Duration = Duration::from_millis(50);
+
+/// How long a push goes on whose closure is not wanted any more.
+const UNWANTED_MAX: Duration = Duration::from_secs(10);
+
+/// The maximum time to find the job of a coordinator in etcd.
+const JOIN_MAX: Duration = Duration::from_secs(10);
+
 /// Limits the values that wait to be dropped.
 const DROPPED_MAX: usize = 1 << 20;
 
@@ -40,6 +55,8 @@ pub struct Call {
     pub request: RunRequest,
     reply: oneshot::Sender<RunReply>,
     is_cancelled: Arc<AtomicBool>,
+    /// Absent if closures of the coordinator train no parameters.
+    parameters: Option<Arc<ParameterClient>>,
     _counted: Counted,
 }
 
@@ -49,24 +66,82 @@ impl Call {
         !self.reply.is_closed() && !self.is_cancelled.load(Ordering::SeqCst)
     }
 
-    /// Replies with an encoded `Value`.
-    pub fn returned(self, value: bytes::Bytes) {
-        self.reply(run_reply::Outcome::Value(value));
+    /// Returns the layout of the parameters, and of a gradient.
+    ///
+    /// # Errors
+    /// If closures of the coordinator train no parameters.
+    pub fn layout(&self) -> Result<&Arc<Layout>, Failure> {
+        self.pushes().map(|(client, _)| client.layout())
+    }
+
+    /// Pulls the newest values of all parameters, flat; waits for parameter servers that are away.
+    ///
+    /// # Errors
+    /// If there are none, their rejection, or that the outcome is not wanted any more.
+    pub async fn pull(&self) -> Result<Vec<f32>, Failure> {
+        let (client, _) = self.pushes()?;
+        self.while_wanted(client.pull(), Duration::ZERO).await
+    }
+
+    /// Pushes a mean gradient, flat, under the number of the closure, to all parameter servers; returns the generation
+    /// in which all have applied it. Waits for those that are away.
+    ///
+    /// # Errors
+    /// As [`Call::pull`]; some parameter servers may have applied it.
+    pub async fn push(&self, gradient: Vec<f32>) -> Result<Generation, Failure> {
+        let (client, number) = self.pushes()?;
+        // A part of the servers may have it: a coordinator that is gone does not end the push at once.
+        self.while_wanted(client.push(number, gradient), UNWANTED_MAX).await
+    }
+
+    fn pushes(&self) -> Result<(&ParameterClient, u32), Failure> {
+        let none = || {
+            let message =
+                "the coordinator has no parameters: give it some, `Coordinator(…, parameters={…})`";
+            Failure::invalid(message)
+        };
+        self.parameters.as_deref().zip(self.request.push).ok_or_else(none)
+    }
+
+    async fn while_wanted<T>(
+        &self,
+        work: impl Future<Output = Result<T, ClientError>>,
+        more: Duration,
+    ) -> Result<T, Failure> {
+        let unwanted = async {
+            while self.is_wanted() {
+                sleep(WANTED_POLL).await;
+            }
+            sleep(more).await;
+        };
+        tokio::select! {
+            biased;
+            done = work => done.map_err(|error| Failure::new(error.kind(), error.to_string())),
+            () = unwanted => Err(Failure::unavailable("the coordinator does not wait for the closure any more")),
+        }
+    }
+
+    /// Replies with an encoded `Value`, and the generation in which what the closure has pushed is applied.
+    pub fn returned(self, value: bytes::Bytes, pushed: Option<Generation>) {
+        let outcome = Some(run_reply::Outcome::Value(value));
+        self.reply(RunReply { outcome, pushed_in: pushed.map(|it| it.0) });
     }
 
     /// Replies that the function has no more data.
     pub fn end_of_data(self) {
-        self.reply(run_reply::Outcome::EndOfData(EndOfData {}));
+        let outcome = Some(run_reply::Outcome::EndOfData(EndOfData {}));
+        self.reply(RunReply { outcome, pushed_in: None });
     }
 
     /// Replies with an exception.
     pub fn raised(self, exception: String, message: String, traceback: String) {
-        self.reply(run_reply::Outcome::Raised(Raised { exception, message, traceback }));
+        let outcome = Some(run_reply::Outcome::Raised(Raised { exception, message, traceback }));
+        self.reply(RunReply { outcome, pushed_in: None });
     }
 
-    fn reply(self, outcome: run_reply::Outcome) {
+    fn reply(self, reply: RunReply) {
         // The coordinator may be gone.
-        let _ = self.reply.send(RunReply { outcome: Some(outcome) });
+        let _ = self.reply.send(reply);
     }
 }
 
@@ -95,8 +170,16 @@ enum Phase {
     Ended,
 }
 
-/// Coordinators that use the worker, with the number of their streams.
-type Coordinators = Arc<Mutex<BTreeMap<String, usize>>>;
+/// A coordinator that uses the worker.
+#[derive(Debug, Default)]
+struct Present {
+    streams: usize,
+    /// The parameters that its closures train.
+    parameters: Option<Arc<ParameterClient>>,
+}
+
+/// Coordinators that use the worker.
+type Coordinators = Arc<Mutex<BTreeMap<String, Present>>>;
 
 /// Values that no closure needs any more, by coordinator and number.
 type Dropped = Arc<Mutex<Vec<(String, u64)>>>;
@@ -123,6 +206,7 @@ impl WorkerServer {
         address: SocketAddr,
         exposure: &Exposure,
         threads: u32,
+        etcd: EtcdOptions,
     ) -> Result<Self, Failure> {
         let port = bind(address, "--listen", exposure).await?;
         let address = port
@@ -140,6 +224,8 @@ impl WorkerServer {
             phase: phase.clone(),
             coordinators: coordinators.clone(),
             dropped: dropped.clone(),
+            etcd,
+            tls: exposure.identity(),
         };
         let service = ClosuresServer::new(service)
             .max_decoding_message_size(MESSAGE_BYTES_MAX)
@@ -207,7 +293,7 @@ impl WorkerServer {
     pub async fn close(&self) {
         self.leave();
         while 0 < self.running() {
-            steadfast_host::time::sleep(LEAVE_POLL).await;
+            sleep(LEAVE_POLL).await;
         }
         // Ends the streams of coordinators, for which the server would wait.
         self.phase.send_replace(Phase::Ended);
@@ -228,6 +314,42 @@ struct Service {
     phase: watch::Sender<Phase>,
     coordinators: Coordinators,
     dropped: Dropped,
+    /// Where the jobs of coordinators are.
+    etcd: EtcdOptions,
+    tls: TlsIdentity,
+}
+
+impl Service {
+    /// Joins the job of a coordinator, unless another stream of it has.
+    async fn join(&self, request: &AttendRequest) -> Result<Option<Arc<ParameterClient>>, Status> {
+        if request.root.is_empty() {
+            return Ok(None);
+        }
+        let known = {
+            let all = self.coordinators.lock().unwrap_or_else(PoisonError::into_inner);
+            all.get(&request.coordinator).and_then(|it| it.parameters.clone())
+        };
+        if known.is_some() {
+            return Ok(known);
+        }
+        let params = request.params.iter().cloned().map(ParamSpec::from).collect();
+        let joining = async {
+            let etcd = Etcd::connect(&self.etcd).await?;
+            let keys = Keys::below(&request.root);
+            let joined = ParameterClient::join(&etcd, &keys, self.tls.clone(), params).await;
+            joined.map_err(|error| Failure::new(error.kind(), error.to_string()))
+        };
+        let late = "it does not answer, or there is no such job";
+        let late = |_| Err(Failure::unavailable(late));
+        let joined = timeout(JOIN_MAX, joining).await.unwrap_or_else(late);
+        joined.map(|it| Some(Arc::new(it))).map_err(|failure| {
+            let (root, endpoints) = (&request.root, self.etcd.endpoints.join(", "));
+            let message = format!(
+                "the worker cannot find {root}/job in etcd at {endpoints}: {failure}; start it with --etcd-endpoints"
+            );
+            status(failure.kind, message)
+        })
+    }
 }
 
 /// Counts a stream of a coordinator until it is dropped.
@@ -239,9 +361,9 @@ struct Attended {
 impl Drop for Attended {
     fn drop(&mut self) {
         let mut all = self.coordinators.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(streams) = all.get_mut(&self.coordinator) {
-            *streams -= 1;
-            if *streams == 0 {
+        if let Some(present) = all.get_mut(&self.coordinator) {
+            present.streams -= 1;
+            if present.streams == 0 {
                 all.remove(&self.coordinator);
             }
         }
@@ -256,12 +378,16 @@ impl Closures for Service {
         &self,
         request: Request<AttendRequest>,
     ) -> Result<Response<Self::AttendStream>, Status> {
-        let AttendRequest { coordinator } = request.into_inner();
+        let request = request.into_inner();
+        let parameters = self.join(&request).await?;
+        let coordinator = request.coordinator;
         info!(coordinator, "a coordinator is connected");
         let attended = Attended { coordinators: self.coordinators.clone(), coordinator };
         {
             let mut all = self.coordinators.lock().unwrap_or_else(PoisonError::into_inner);
-            *all.entry(attended.coordinator.clone()).or_default() += 1;
+            let present = all.entry(attended.coordinator.clone()).or_default();
+            present.streams += 1;
+            present.parameters = parameters;
         }
         let (threads, process) = (self.threads, self.process.to_string());
         let phases = WatchStream::new(self.phase.subscribe());
@@ -285,7 +411,14 @@ impl Closures for Service {
         if *self.phase.borrow() != Phase::Serves {
             return Err(status(ErrorKind::NotYet, "the worker leaves"));
         }
-        let call = Call { request, reply, is_cancelled, _counted: counted };
+        let parameters = {
+            let all = self.coordinators.lock().unwrap_or_else(PoisonError::into_inner);
+            all.get(&request.coordinator).and_then(|it| it.parameters.clone())
+        };
+        if request.push.is_some() && parameters.is_none() {
+            return Err(status(ErrorKind::NotYet, "the coordinator's connection has just ended"));
+        }
+        let call = Call { request, reply, is_cancelled, parameters, _counted: counted };
         let sent = self.sender.lock().unwrap_or_else(PoisonError::into_inner).send(call);
         sent.map_err(|_| Status::unavailable("the worker ends"))?;
         let reply = outcome.await.map_err(|_| Status::unavailable("the worker has dropped it"))?;

@@ -212,7 +212,10 @@ pub fn write_to(
 }
 
 /// Returns `array` as a contiguous array of float32; a copy only if it is not one.
-fn float32<'py>(array: &Bound<'py, PyAny>, name: &str) -> PyResult<PyReadonlyArrayDyn<'py, f32>> {
+pub fn float32<'py>(
+    array: &Bound<'py, PyAny>,
+    name: &str,
+) -> PyResult<PyReadonlyArrayDyn<'py, f32>> {
     let py = array.py();
     let converted = py
         .import("numpy")?

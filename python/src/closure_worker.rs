@@ -9,12 +9,14 @@ use pyo3::types::{PyDict, PyTuple};
 use steadfast_common::role::Role;
 use steadfast_coordinator::{Call, WorkerArgs, WorkerServer};
 use steadfast_host::random;
-use steadfast_process::Shutdown;
+use steadfast_process::{Failure, Shutdown};
 use steadfast_proto::MESSAGE_BYTES_MAX;
-use tokio::runtime::Runtime;
+use steadfast_trainer::Parameters;
+use tokio::runtime::{Handle, Runtime};
 
+use crate::arrays::{self, Write};
 use crate::coordinator::interruptible;
-use crate::error::exception;
+use crate::error::{exception, raise};
 use crate::logs;
 use crate::settings::settings;
 use crate::values::{self, Referred};
@@ -55,6 +57,11 @@ pub struct Closure {
     function: String,
     arguments: bytes::Bytes,
     results: Vec<bytes::Bytes>,
+    /// The most bytes of the encoded result.
+    result_bytes_max: usize,
+    runtime: Handle,
+    /// What the function has pushed, flat. It leaves when the function has returned.
+    gradient: Mutex<Option<Vec<f32>>>,
     /// Absent once answered. The mutex guards only this field.
     call: Mutex<Option<Call>>,
 }
@@ -75,7 +82,8 @@ impl ClosureWorker {
             .build()?;
         // Its own thread, so that a function that keeps the interpreter does not delay a signal.
         let shutdown = runtime.block_on(async { Shutdown::install() }).map_err(failed)?;
-        let starting = WorkerServer::start(args.listen, &exposure, args.threads);
+        let etcd = args.etcd.options(&args.security.tls);
+        let starting = WorkerServer::start(args.listen, &exposure, args.threads, etcd);
         let server = interruptible(py, &runtime, starting)?.map_err(failed)?;
         let server = Arc::new(server);
         let (drained, leaving) = (shutdown.drain(), server.clone());
@@ -118,6 +126,11 @@ impl ClosureWorker {
                 function: request.function.clone(),
                 arguments: request.arguments.clone(),
                 results: request.results.clone(),
+                result_bytes_max: request
+                    .result_bytes_max
+                    .map_or(MESSAGE_BYTES_MAX - RESULT_ROOM, |it| it as usize),
+                runtime: self.runtime.handle().clone(),
+                gradient: Mutex::default(),
                 call: Mutex::new(Some(call)),
             }
         }))
@@ -158,10 +171,35 @@ impl Closure {
         values::decode_arguments(py, &self.arguments, &referred)
     }
 
-    /// Replies with the value that the function has returned.
-    fn returned(&self, value: &Bound<'_, PyAny>) -> PyResult<()> {
+    /// Pulls the newest values of the parameters: read-only arrays by name.
+    fn get_parameters<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let pulled = py.detach(|| {
+            self.with_call(|call| {
+                let values = self.runtime.block_on(call.pull())?;
+                Ok(Parameters::new(call.layout()?.clone(), values))
+            })
+        });
+        arrays::parameters(py, &pulled.map_err(|failure| exception(py, &failure))?)
+    }
+
+    /// Keeps a mean gradient, arrays by name, which is pushed when the function has returned.
+    fn push(&self, py: Python<'_>, given: &Bound<'_, PyDict>) -> PyResult<()> {
+        let layout = self.with_call(|call| call.layout().cloned());
+        let mut sum = Parameters::zeros(layout.map_err(|failure| exception(py, &failure))?);
+        arrays::write_to(py, given, &mut sum, Write::Replace)?;
+        let mut gradient = self.gradient.lock().unwrap_or_else(PoisonError::into_inner);
+        if gradient.is_some() {
+            let message = "the closure has pushed before; add its gradients, and push their mean";
+            return Err(raise(py, "InvalidError", message));
+        }
+        *gradient = Some(sum.into_values());
+        Ok(())
+    }
+
+    /// Pushes the gradient, if there is one, and replies with the value that the function has returned.
+    fn returned(&self, py: Python<'_>, value: &Bound<'_, PyAny>) -> PyResult<()> {
         let encoded = values::result(value)?;
-        let limit = MESSAGE_BYTES_MAX - RESULT_ROOM;
+        let limit = self.result_bytes_max;
         if limit < encoded.len() {
             let message = format!(
                 "the result has {} bytes; a closure returns at most {limit}: write it to a file, and return its name",
@@ -169,7 +207,12 @@ impl Closure {
             );
             return Err(pyo3::exceptions::PyValueError::new_err(message));
         }
-        self.take()?.returned(encoded.into());
+        let gradient = self.gradient.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let pushed = gradient.map(|gradient| {
+            py.detach(|| self.with_call(|call| self.runtime.block_on(call.push(gradient))))
+        });
+        let pushed = pushed.transpose().map_err(|failure| exception(py, &failure))?;
+        self.take()?.returned(encoded.into(), pushed);
         Ok(())
     }
 
@@ -194,6 +237,14 @@ impl Closure {
 }
 
 impl Closure {
+    fn with_call<T>(&self, ask: impl FnOnce(&Call) -> Result<T, Failure>) -> Result<T, Failure> {
+        let call = self.call.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*call {
+            Some(call) => ask(call),
+            None => Err(Failure::invalid("this closure is over")),
+        }
+    }
+
     fn take(&self) -> PyResult<Call> {
         let call = self.call.lock().unwrap_or_else(PoisonError::into_inner).take();
         call.ok_or_else(|| PyRuntimeError::new_err("this closure was answered already"))

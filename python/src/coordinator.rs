@@ -14,9 +14,11 @@ use steadfast_coordinator::{
 use steadfast_host::random;
 use tokio::runtime::Runtime;
 
+use crate::arrays;
 use crate::error::{check_process, exception, raise};
 use crate::logs;
 use crate::own_process::OwnProcess;
+use crate::program_parameters::{ProgramParameters, declared};
 use crate::settings::settings;
 use crate::values::{self, References};
 
@@ -25,6 +27,8 @@ const SIGNALS_EVERY: Duration = Duration::from_millis(50);
 
 /// State shared by the coordinator and its values.
 struct Inner {
+    /// Absent without parameters.
+    parameters: Option<OwnProcess<ProgramParameters>>,
     // Dropped before the runtime.
     native: OwnProcess<Native>,
     runtime: OwnProcess<Runtime>,
@@ -79,8 +83,16 @@ type Row = (u32, String, bool, u32, u32, u64, String);
 #[pymethods]
 impl Coordinator {
     /// Starts a coordinator with these settings; `STEADFAST_…` variables have those that are missing. Logs go to `emit`.
+    /// `parameters` are the initial values of the parameters that closures train, by name.
     #[new]
-    fn new(py: Python<'_>, args: Vec<String>, emit: Py<PyAny>) -> PyResult<Self> {
+    #[pyo3(signature = (args, emit, parameters=None))]
+    fn new(
+        py: Python<'_>,
+        args: Vec<String>,
+        emit: Py<PyAny>,
+        parameters: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Self> {
+        let declared = parameters.map(|it| declared(py, it)).transpose()?;
         let args: CoordinatorArgs = settings(py, "coordinator", args)?;
         let job = args.job.as_deref().unwrap_or_default();
         logs::start("coordinator", job, random::uuid(), &args.log, Some(emit))
@@ -90,10 +102,20 @@ impl Coordinator {
             .thread_name("steadfast")
             .enable_all()
             .build()?;
-        let starting = async { Native::start(args.settings().await?).await };
+        let params = declared.as_ref().map(|it| it.params.clone()).unwrap_or_default();
+        let starting = async { Native::start(args.settings(params).await?).await };
         let native = interruptible(py, &runtime, starting)?.map_err(|it| exception(py, &it))?;
+        let parameters = match (declared, native.parameters()) {
+            (Some(declared), Some(_)) => {
+                let own = ProgramParameters::start(py, &args, declared)?;
+                let ready = interruptible(py, &runtime, own.ready(&native))?;
+                ready.map_err(|it| exception(py, &it))?;
+                Some(OwnProcess::new(own))
+            }
+            (Some(_) | None, _) => None,
+        };
         let (native, runtime) = (OwnProcess::new(native), OwnProcess::new(runtime));
-        Ok(Self(Arc::new(Inner { native, runtime })))
+        Ok(Self(Arc::new(Inner { parameters, native, runtime })))
     }
 
     /// Adds a worker, or lets it take closures again; returns its index.
@@ -262,10 +284,38 @@ impl Coordinator {
         done.unwrap_or(Ok(())).map_err(|it| exception(py, &it))
     }
 
+    /// Reads the parameters: read-only arrays by name.
+    fn get_parameters<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let pulled = interruptible(py, &self.0.runtime, self.0.parameters(py)?.pull())?;
+        arrays::parameters(py, &pulled.map_err(|it| exception(py, &it))?.parameters)
+    }
+
+    /// Writes the parameters as a model file; returns their SHA-256.
+    fn save_model(&self, py: Python<'_>, place: &str) -> PyResult<String> {
+        let parameters = self.0.parameters(py)?;
+        let saving = async { parameters.pull().await?.save(place).await };
+        interruptible(py, &self.0.runtime, saving)?.map_err(|it| exception(py, &it))
+    }
+
+    /// Ends the job, and waits until its model is saved.
+    fn finish_job(&self, py: Python<'_>) -> PyResult<()> {
+        let parameters = self.0.parameters(py)?;
+        let Some(client) = self.0.native.parameters() else {
+            return Err(raise(py, "UnavailableError", "the coordinator is closed"));
+        };
+        let finishing = parameters.finish(client);
+        interruptible(py, &self.0.runtime, finishing)?.map_err(|it| exception(py, &it))
+    }
+
     /// Ends the coordinator. May be called again, and in a forked process, where it does nothing.
     fn close(&self, py: Python<'_>) {
         if !self.0.runtime.is_forked() {
-            py.detach(|| self.0.runtime.block_on(self.0.native.close()));
+            py.detach(|| {
+                self.0.runtime.block_on(self.0.native.close());
+                if let Some(parameters) = &self.0.parameters {
+                    parameters.close();
+                }
+            });
         }
     }
 }
@@ -351,6 +401,16 @@ impl Drop for RemoteValue {
 }
 
 impl Inner {
+    fn parameters(&self, py: Python<'_>) -> PyResult<&ProgramParameters> {
+        self.check(py)?;
+        let none = || {
+            let message =
+                "the coordinator has no parameters: give it some, `Coordinator(…, parameters={…})`";
+            raise(py, "InvalidError", message)
+        };
+        self.parameters.as_deref().ok_or_else(none)
+    }
+
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         check_process(py, self.runtime.process())
     }
@@ -411,6 +471,7 @@ fn described(error: ClosureError) -> Error {
             ("WorkerLost".to_owned(), message, String::new(), worker)
         }
         ClosureFailure::NameTaken { .. }
+        | ClosureFailure::NotRepeated { .. }
         | ClosureFailure::ResultTooLarge { .. }
         | ClosureFailure::Refused { .. } => (String::new(), message, String::new(), worker),
     };

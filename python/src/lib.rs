@@ -16,6 +16,7 @@ mod logs;
 mod model;
 mod node;
 mod own_process;
+mod program_parameters;
 mod request;
 mod settings;
 mod trainer;

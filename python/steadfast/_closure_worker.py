@@ -9,11 +9,14 @@ import threading
 import time
 import traceback
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterator, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, Mapping, Sequence, Tuple
 
 from . import _native
 from ._functions import Modules
 from .errors import InvalidError, SteadfastError, described
+
+if TYPE_CHECKING:
+    import numpy as np
 
 __all__ = ["CurrentClosure", "current_closure", "main"]
 
@@ -42,6 +45,34 @@ class CurrentClosure:
     def is_wanted(self) -> bool:
         """Whether the coordinator still waits for the closure. One that takes long may end early if not."""
         return self._closure.is_wanted
+
+    def get_parameters(self) -> Dict[str, "np.ndarray[Any, Any]"]:
+        """Pulls the newest values of the parameters of the coordinator from the parameter servers.
+
+        Returns:
+            Read-only arrays of float32 by name. Waits while parameter servers are away.
+
+        Raises:
+            InvalidError: The coordinator has no parameters.
+            UnavailableError: The coordinator does not wait for the closure any more.
+        """
+        return self._closure.get_parameters()
+
+    def push(self, gradient: Mapping[str, Any]) -> None:
+        """Pushes a gradient to the parameter servers, which apply it with the optimizer of the job.
+
+        It leaves when the function has returned, and counts once, however often the closure runs. If the function
+        raises an exception, nothing is pushed. A closure pushes once.
+
+        Args:
+            gradient: The mean gradient over the closure's data: arrays by name, in the shapes of the parameters. Those
+                that are missing count as zero.
+
+        Raises:
+            InvalidError: The closure has pushed before, or the coordinator has no parameters.
+            ValueError: There is no such parameter, or its shape is another one.
+        """
+        self._closure.push(dict(gradient))
 
 
 _CURRENT: "contextvars.ContextVar[CurrentClosure]" = contextvars.ContextVar("current_closure")

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from typing import (
+    TYPE_CHECKING,
     Any,
     Callable,
     Deque,
@@ -28,6 +29,9 @@ from . import _native
 from ._closure_worker import is_importing
 from ._functions import name_of
 from .errors import ClosureCancelled, ClosureError, ClosureErrors, InvalidError, NotFoundError, WorkerLost
+
+if TYPE_CHECKING:
+    import numpy as np
 
 __all__ = [
     "Coordinator",
@@ -209,8 +213,11 @@ class Coordinator:
     dictionaries of them. Results are the same. Nothing is pickled.
 
     A closure of a worker that is lost runs again on another one, so its function may run more than once; what it
-    returns counts once. A closure that was given a ``name`` runs no more once its result is known: with a ``job``, the
+    returns counts once, and so does what it pushes. A closure that was given a ``name`` runs no more once its result is known: with a ``job``, the
     result is in etcd, and a program that was killed and is started again goes on where it was.
+
+    With ``parameters``, closures train a model on the job's parameter servers: they read it with
+    ``steadfast.current_closure().get_parameters()``, and push gradients.
 
     The ``with`` block waits for all closures at its end; left by an exception, it drops them.
 
@@ -219,6 +226,9 @@ class Coordinator:
         job: Name of the job. With it, results of closures with a name are kept in etcd, and there is one coordinator of
             this job at a time.
         endpoints: Addresses of etcd; by default ``STEADFAST_ETCD_ENDPOINTS``, or that of this machine.
+        parameters: Initial values of the parameters that closures train, by name; they become float32. They need a
+            ``job`` whose file has ``model.kind = "closures"``. If the job has trained them before, their present values
+            stay. Waits until the master and the parameter servers of the job run.
         on_error: ``"stop"``: when a closure fails, those that do not run yet are cancelled, and the next call of
             :meth:`schedule`, :meth:`join` or :meth:`done` raises. ``"continue"``: the others go on, and :meth:`join`
             raises at the end.
@@ -228,7 +238,7 @@ class Coordinator:
 
     Raises:
         InvalidError: A setting is invalid.
-        ConflictError: Another coordinator of this job runs.
+        ConflictError: Another coordinator of this job runs; the job has ended, or trains another kind of model.
         UnavailableError: etcd does not answer.
     """
 
@@ -238,6 +248,7 @@ class Coordinator:
         *,
         job: Optional[str] = None,
         endpoints: Union[str, Sequence[str], None] = None,
+        parameters: Optional[Mapping[str, Any]] = None,
         on_error: str = "stop",
         worker_losses_max: Optional[int] = None,
         waiting_max: Optional[int] = None,
@@ -259,7 +270,8 @@ class Coordinator:
             listed = endpoints if isinstance(endpoints, str) else ",".join(endpoints)
             settings.append(f"--etcd-endpoints={listed}")
         self._on_error = on_error
-        self._native = _native.Coordinator([*settings, *args], _emit)
+        declared = None if parameters is None else dict(parameters)
+        self._native = _native.Coordinator([*settings, *args], _emit, declared)
         self._indexes: Set[int] = set()
         for address in workers:
             self.add_worker(address)
@@ -449,6 +461,35 @@ class Coordinator:
             return self._native.per_worker(name, tuple(args), kwargs, iterates=iterates)
 
         return PerWorkerDataset(make)
+
+    # Parameters
+
+    def get_parameters(self) -> Dict[str, "np.ndarray[Any, Any]"]:
+        """Reads the parameters that closures train: read-only arrays of float32 by name.
+
+        After :meth:`join` they reflect all that was pushed; before, each array has the newest values of its parts.
+
+        Raises:
+            InvalidError: The coordinator has no parameters.
+        """
+        return self._native.get_parameters()
+
+    def save_model(self, place: str) -> str:
+        """Writes the parameters as a safetensors file to a path or a URL; returns their SHA-256.
+
+        Raises:
+            InvalidError: The coordinator has no parameters, or the place cannot be written.
+        """
+        return self._native.save_model(place)
+
+    def finish_job(self) -> None:
+        """Waits for all closures, and ends the job: its model is saved, and its processes end.
+
+        Raises:
+            ClosureErrors: As :meth:`join`.
+        """
+        self.join()
+        self._native.finish_job()
 
     # Its end
 

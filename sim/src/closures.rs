@@ -3,6 +3,9 @@
 //! Two programs of one job take turns: the holder of the lock schedules the same closures by the same names, and some
 //! without a name. The value of a closure is drawn when it is computed, so each run of it has another one: a program
 //! that was told two values of one name has counted two runs.
+//!
+//! With parameters, there are masters, parameter servers and a store as well. Each closure pushes a gradient that adds 1
+//! to a value of its own, of two parameters that different slots hold, so the values count how often it was applied.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -11,7 +14,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use steadfast_common::job::job_file;
+use steadfast_common::job::spec::CLOSURES as CLOSURES_KIND;
+use steadfast_common::records::GenerationRecord;
 use steadfast_common::records::keys::Keys;
+use steadfast_common::tensor::layout::ParamSpec;
 use steadfast_coord::{Etcd, EtcdOptions};
 use steadfast_coordinator::{
     Call, ClosureId, Coordinator, CoordinatorSettings, Lock, OnError, Outcome, ScheduleError,
@@ -20,13 +27,19 @@ use steadfast_coordinator::{
 use steadfast_host::random;
 use steadfast_host::task::spawn;
 use steadfast_host::time::sleep;
+use steadfast_master::{JobRequest, Request};
 use steadfast_net::TlsIdentity;
-use steadfast_process::{Exposure, Failure};
+use steadfast_process::{Exposure, Failure, LogIdentity, Shutdown};
+use steadfast_pserver_storage::MemoryStores;
+use steadfast_trainer::{Current, Declared, Registry};
 
+use crate::cluster::settings;
 use crate::etcd::EtcdServer;
 use crate::host::{Addresses, Simulated, enter};
+use crate::job::STORE;
 use crate::net::{Machine, Net};
 use crate::network_model::NetworkModel;
+use crate::store::{Store, StoreModel};
 use crate::world::{Clock, ProcessId, Turn, World};
 
 /// Closures of a program; every third one has no name.
@@ -48,6 +61,27 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 const LOCK: &str = "single thread; no holder panics";
 
+/// Closures of a program with parameters.
+const TRAINING_CLOSURES: u64 = 90;
+
+const MASTERS: u16 = 2;
+const SLOTS: u32 = 2;
+/// One more than there are slots.
+const PSERVERS: u16 = 3;
+
+/// How long after the last fault the values are compared: all rollbacks are known then, and undone.
+const SETTLED_AFTER: Duration = Duration::from_secs(30);
+
+const JOB: &str = "closures";
+
+const JOB_FILE: &str = r#"
+name = "closures"
+mode = "async"
+model = { kind = "closures" }
+learning_rate = { base = 1.0 }
+checkpoint = { every = "700ms", keep = 2 }
+"#;
+
 /// A record of all runs and results of named closures.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Ledger {
@@ -63,6 +97,10 @@ pub struct Ledger {
     pub is_done: bool,
     /// Counts the times that a program acquired the lock.
     pub terms: u64,
+    /// Counts the generations of the parameters, if there are some.
+    pub generations: u64,
+    /// Set once there are no more faults.
+    is_calm: bool,
 }
 
 impl Ledger {
@@ -86,6 +124,16 @@ fn lock(ledger: &Shared) -> MutexGuard<'_, Ledger> {
 
 /// Runs programs and workers under the faults of a seed, until a program has all results.
 pub fn run(seed: u64) -> Ledger {
+    run_job(seed, false)
+}
+
+/// Runs programs whose closures push to parameter servers, as [`run`]; at the end, each closure with a name counts once
+/// in the parameters.
+pub fn run_with_parameters(seed: u64) -> Ledger {
+    run_job(seed, true)
+}
+
+fn run_job(seed: u64, trains: bool) -> Ledger {
     let world = World::new(seed);
     let latency = (Duration::from_micros(50), Duration::from_millis(5));
     let net = Net::new(
@@ -101,8 +149,17 @@ pub fn run(seed: u64) -> Ledger {
         etcd: etcd.clone(),
         ledger: ledger.clone(),
         places: Arc::default(),
+        trains,
     };
+    let latency = (Duration::from_millis(1), Duration::from_millis(30));
+    let store = Store::new(&world, StoreModel::fair(latency));
+    let _mounted = trains.then(|| steadfast_store::mount(STORE, Arc::new(store)));
     etcd.start();
+    if trains {
+        let masters = (0..MASTERS).map(|number| Place { kind: Kind::Master, number });
+        let pservers = (0..PSERVERS).map(|number| Place { kind: Kind::Pserver, number });
+        masters.chain(pservers).for_each(|place| stage.start(place));
+    }
     let programs = (0..PROGRAMS).map(|number| Place { kind: Kind::Program, number });
     let workers = (0..WORKERS).map(|number| Place { kind: Kind::Worker, number });
     programs.chain(workers).for_each(|place| stage.start(place));
@@ -117,6 +174,13 @@ pub fn run(seed: u64) -> Ledger {
             lock(&ledger).broken.push("no program has all results".to_owned());
         }
     }
+    if trains {
+        let key = Keys::of_job(JOB).generation();
+        let stored = etcd.server().and_then(|server| server.get(key.as_bytes()));
+        let stored = stored.and_then(|entry| entry.value);
+        let found = stored.and_then(|it| serde_json::from_slice::<GenerationRecord>(&it).ok());
+        lock(&ledger).generations = found.map_or(0, |it| it.generation.0);
+    }
     world.end();
     net.end();
     lock(&ledger).clone()
@@ -126,6 +190,8 @@ pub fn run(seed: u64) -> Ledger {
 enum Kind {
     Program,
     Worker,
+    Master,
+    Pserver,
 }
 
 /// A place on which processes run one after the other.
@@ -140,6 +206,8 @@ impl Place {
         match self.kind {
             Kind::Program => Machine(10 + self.number),
             Kind::Worker => Machine(60 + self.number),
+            Kind::Master => Machine(80 + self.number),
+            Kind::Pserver => Machine(90 + self.number),
         }
     }
 }
@@ -154,6 +222,8 @@ struct Stage {
     etcd: EtcdServer,
     ledger: Shared,
     places: Arc<Mutex<BTreeMap<Place, Lives>>>,
+    /// Whether closures push to parameter servers.
+    trains: bool,
 }
 
 impl Stage {
@@ -178,9 +248,12 @@ impl Stage {
             Arc::new(Simulated::new(&self.world, &self.net, process, machine, addresses, life));
         self.world.settle(process, host.clone());
         let (ledger, etcd) = (self.ledger.clone(), self.etcd.address().to_string());
+        let trains = self.trains;
         let life: BoxFuture<'static, Result<(), Failure>> = enter(&host, || match place.kind {
-            Kind::Program => program(ledger, etcd).boxed(),
-            Kind::Worker => worker(ledger).boxed(),
+            Kind::Program => program(ledger, etcd, trains).boxed(),
+            Kind::Worker => worker(ledger, etcd).boxed(),
+            Kind::Master => master(etcd).boxed(),
+            Kind::Pserver => pserver(etcd).boxed(),
         });
         let stage = self.clone();
         let task = async move {
@@ -225,13 +298,14 @@ impl Stage {
 
     fn strike(&self) {
         let (kind, number, pause) = self.world.roll(|rng| {
-            let kind = rng.below(8);
+            let kind = rng.below(if self.trains { 13 } else { 8 });
             let number = rng.below(u64::from(WORKERS)) as u16;
             (kind, number, rng.time(Duration::from_millis(100), Duration::from_secs(6)))
         });
         let worker = Place { kind: Kind::Worker, number };
         let program = Place { kind: Kind::Program, number: number % PROGRAMS };
         let one = if kind % 2 == 0 { worker } else { program };
+        let pserver = Place { kind: Kind::Pserver, number };
         let stage = self.clone();
         match kind {
             0 | 1 => self.kill(one, false),
@@ -245,8 +319,16 @@ impl Stage {
                 self.etcd.kill();
                 self.world.after(pause, move |_| stage.etcd.start());
             }
+            8 => self.kill(Place { kind: Kind::Master, number: number % MASTERS }, false),
+            9 | 10 => self.kill(pserver, kind == 10),
+            11 => {
+                let Some(process) = self.process(pserver) else { return };
+                self.world.stop(process);
+                self.world.after(pause, move |world| world.resume(process));
+            }
             _ => {
-                let (one, other) = (worker.machine(), program.machine());
+                let other = if kind == 12 { pserver } else { program };
+                let (one, other) = (worker.machine(), other.machine());
                 self.net.block(one, other);
                 self.net.block(other, one);
                 self.world.after(pause, move |_| {
@@ -263,6 +345,7 @@ impl Stage {
         self.net.set_network_model(NetworkModel::fair(latency));
         self.net.heal();
         self.etcd.start();
+        lock(&self.ledger).is_calm = true;
         let all: Vec<(Place, Option<ProcessId>)> = {
             let places = self.places.lock().expect(LOCK);
             places.iter().map(|(place, (process, _))| (*place, *process)).collect()
@@ -277,9 +360,10 @@ impl Stage {
 }
 
 /// Runs closures until the process ends.
-async fn worker(ledger: Shared) -> Result<(), Failure> {
+async fn worker(ledger: Shared, etcd: String) -> Result<(), Failure> {
     let any = "127.0.0.1:0".parse().expect("an address");
-    let server = WorkerServer::start(any, &Exposure::Loopback, 2).await?;
+    let etcd = EtcdOptions { endpoints: vec![format!("http://{etcd}")], ..EtcdOptions::default() };
+    let server = WorkerServer::start(any, &Exposure::Loopback, 2, etcd).await?;
     loop {
         match server.next(Duration::ZERO) {
             Some(call) => drop(spawn(compute(call, ledger.clone()))),
@@ -294,20 +378,129 @@ async fn compute(call: Call, ledger: Shared) {
     let value = random::seed();
     sleep(Duration::from_millis(1 + value % 300)).await;
     lock(&ledger).computed.entry(name).or_default().insert(value);
-    call.returned(Bytes::copy_from_slice(&value.to_le_bytes()));
+    let mut pushed = None;
+    if let Ok(layout) = call.layout() {
+        let mut gradient = vec![0.0; layout.len()];
+        for param in 0..layout.params().len() {
+            let place = layout.range_of(param).start + number_of(&call.request.arguments) as usize;
+            gradient[place] = -1.0;
+        }
+        match call.push(gradient).await {
+            Ok(generation) => pushed = Some(generation),
+            Err(failure) => {
+                return call.raised("Failure".to_owned(), failure.to_string(), String::new());
+            }
+        }
+    }
+    call.returned(Bytes::copy_from_slice(&value.to_le_bytes()), pushed);
+}
+
+fn number_of(bytes: &Bytes) -> u64 {
+    <[u8; 8]>::try_from(&**bytes).map_or(0, u64::from_le_bytes)
+}
+
+async fn master(etcd: String) -> Result<(), Failure> {
+    let spec = job_file::parse(JOB_FILE).expect("it is valid");
+    let request = JobRequest { spec, base: None, store: STORE.to_owned() };
+    let args = steadfast_master::Args {
+        common: settings(JOB, &etcd, LEASE_TTL),
+        job_file: None,
+        store: None,
+        pservers: SLOTS,
+        tensorboard: None,
+        start_timeout: FAULTS,
+    };
+    let (id, request) = (random::uuid(), Request::Training(Box::new(request)));
+    let identity = LogIdentity::new("master", JOB, id);
+    steadfast_master::run_process(args, Some(request), id, identity, Shutdown::manual()).await
+}
+
+async fn pserver(etcd: String) -> Result<(), Failure> {
+    let args = steadfast_pserver::Args {
+        common: settings(JOB, &etcd, LEASE_TTL),
+        drain_timeout: LEASE_TTL,
+        table_memory: None,
+        table_directory: None,
+    };
+    let (id, stores) = (random::uuid(), Arc::new(MemoryStores));
+    let identity = LogIdentity::new("pserver", JOB, id);
+    steadfast_pserver::run_process(args, stores, id, identity, Shutdown::manual()).await
+}
+
+/// Runs the trainer of a program, which sets the initial values.
+async fn trainer(etcd: String, params: Vec<ParamSpec>) -> Result<(), Failure> {
+    let values = vec![0.0; params.iter().map(ParamSpec::len).sum()];
+    let declared = Declared { params, values };
+    let mut registry = Registry::built_in();
+    registry.register(CLOSURES_KIND, move |_, _| Ok(Box::new(declared.clone())));
+    let common = settings(JOB, &etcd, LEASE_TTL);
+    let args = steadfast_trainer::Args { common, accept_code_change: false };
+    let id = random::uuid();
+    let (identity, current) = (LogIdentity::new("trainer", JOB, id), Current::default());
+    let shutdown = Shutdown::manual();
+    steadfast_trainer::run_process(args, registry, id, identity, shutdown, &current).await
+}
+
+/// Waits until all is settled, and compares the values of the parameters with the closures.
+async fn count(ledger: &Shared, coordinator: &Coordinator) -> Result<(), Failure> {
+    while !lock(ledger).is_calm {
+        sleep(LOOK_EVERY).await;
+    }
+    sleep(SETTLED_AFTER).await;
+    loop {
+        let looked = coordinator
+            .wait_for(Duration::ZERO, |table| Some((table.pending(), table.ended().cloned())));
+        match looked {
+            Some((0, _)) => break,
+            Some((_, Some(failure))) => return Err(failure),
+            Some((_, None)) | None => sleep(LOOK_EVERY).await,
+        }
+    }
+    let Some(client) = coordinator.parameters() else { return Ok(()) };
+    let values = client.pull().await.map_err(|it| Failure::unavailable(it.to_string()))?;
+    for number in (0..TRAINING_CLOSURES).filter(|number| number % 3 != 0) {
+        for param in 0..client.layout().params().len() {
+            let place = client.layout().range_of(param).start + number as usize;
+            if values[place] != 1.0 {
+                let found = values[place];
+                lock(ledger)
+                    .broken
+                    .push(format!("closure {number} counts {found} times in parameter {param}"));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Schedules all closures, and waits for their results.
-async fn program(ledger: Shared, etcd: String) -> Result<(), Failure> {
+async fn program(ledger: Shared, etcd: String, trains: bool) -> Result<(), Failure> {
+    let count_of_all = if trains { TRAINING_CLOSURES } else { CLOSURES };
+    let params = match trains {
+        true => ["left", "right"].map(|it| ParamSpec::new(it, &[count_of_all as usize])).into(),
+        false => Vec::new(),
+    };
+    let of_trainer = (etcd.clone(), params.clone());
     let endpoints = vec![format!("http://{etcd}")];
     let etcd = Etcd::connect(&EtcdOptions { endpoints, ..EtcdOptions::default() }).await?;
     let coordinator = Coordinator::start(CoordinatorSettings {
         machine: Settings { on_error: OnError::Continue, losses_max: u32::MAX },
-        waiting_max: CLOSURES as usize,
+        waiting_max: count_of_all as usize,
         tls: TlsIdentity::default(),
-        lock: Some(Lock { etcd, keys: Keys::of_job("closures"), lease_ttl: LEASE_TTL }),
+        lock: Some(Lock { etcd, keys: Keys::of_job(JOB), lease_ttl: LEASE_TTL }),
+        params,
     })
     .await?;
+    let mut trainer = trains.then(|| {
+        let (etcd, params) = of_trainer;
+        spawn(trainer(etcd, params))
+    });
+    if let Some(trainer) = &mut trainer {
+        tokio::select! {
+            biased;
+            begun = coordinator.begun() => begun?,
+            ended = trainer => drop(ended),
+        }
+    }
     lock(&ledger).terms += 1;
     for number in 0..WORKERS {
         let machine = Place { kind: Kind::Worker, number }.machine();
@@ -315,7 +508,7 @@ async fn program(ledger: Shared, etcd: String) -> Result<(), Failure> {
         coordinator.add_worker(&address.to_string())?;
     }
     let mut closures: Vec<(Option<String>, ClosureId)> = Vec::new();
-    for number in 0..CLOSURES {
+    for number in 0..count_of_all {
         let name = (number % 3 != 0).then(|| format!("closure-{number}"));
         let inputs = closures.last().map(|(_, id)| *id).filter(|_| number % 4 == 1);
         let scheduled = Scheduled {
@@ -343,8 +536,7 @@ async fn program(ledger: Shared, etcd: String) -> Result<(), Failure> {
             match looked {
                 Some((Some(Outcome::Returned(value)), _)) => {
                     if let Some(name) = name {
-                        let value = <[u8; 8]>::try_from(&*value).map_or(0, u64::from_le_bytes);
-                        lock(&ledger).tell(name, value);
+                        lock(&ledger).tell(name, number_of(&value));
                     }
                     coordinator.release(id);
                 }
@@ -357,6 +549,9 @@ async fn program(ledger: Shared, etcd: String) -> Result<(), Failure> {
             }
         }
         closures = left;
+    }
+    if trains {
+        count(&ledger, &coordinator).await?;
     }
     lock(&ledger).is_done = true;
     coordinator.close().await;

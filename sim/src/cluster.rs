@@ -140,6 +140,29 @@ const ROWS_BYTES: usize = 250;
 
 const LOCK: &str = "single thread; no holder panics";
 
+/// Returns the settings of a process of a job, given the address of etcd.
+pub fn settings(job: &str, etcd: &str, lease_ttl: Duration) -> CommonArgs {
+    let any = "127.0.0.1:0".parse().expect("an address");
+    let filter = "info".to_owned();
+    CommonArgs {
+        etcd: EtcdArgs {
+            etcd_endpoints: vec![format!("http://{etcd}")],
+            auth: EtcdAuthArgs::default(),
+        },
+        job: job.to_owned(),
+        root: None,
+        listen: any,
+        advertise: None,
+        admin_listen: any,
+        lease_ttl,
+        security: SecurityArgs::default(),
+        wait_after_completion: false,
+        log: LogArgs { filter, format: LogFormat::Text, otlp_endpoint: None },
+        config: None,
+        check_config: false,
+    }
+}
+
 impl Cluster {
     /// Creates the machines of all members, without running processes. Programs of elastic jobs report to
     /// `observed`.
@@ -343,28 +366,8 @@ impl Cluster {
     }
 
     fn settings(&self) -> CommonArgs {
-        let any = "127.0.0.1:0".parse().expect("an address");
-        CommonArgs {
-            etcd: EtcdArgs {
-                etcd_endpoints: vec![format!("http://{}", self.0.etcd.address())],
-                auth: EtcdAuthArgs::default(),
-            },
-            job: self.0.job.name().to_owned(),
-            root: None,
-            listen: any,
-            advertise: None,
-            admin_listen: any,
-            lease_ttl: self.0.shape.lease_ttl,
-            security: SecurityArgs::default(),
-            wait_after_completion: false,
-            log: LogArgs {
-                filter: "info".to_owned(),
-                format: LogFormat::Text,
-                otlp_endpoint: None,
-            },
-            config: None,
-            check_config: false,
-        }
+        let etcd = self.0.etcd.address().to_string();
+        settings(self.0.job.name(), &etcd, self.0.shape.lease_ttl)
     }
 
     /// Handles a process that ended by itself.

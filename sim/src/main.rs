@@ -63,6 +63,8 @@ enum Modes {
     Elastic,
     /// Programs with a coordinator, and their workers.
     Closures,
+    /// The same, with closures that push to parameter servers.
+    Pushes,
     /// Synchronous and asynchronous training.
     Both,
 }
@@ -74,9 +76,15 @@ impl Modes {
             Self::Async => &[Mode::Async],
             Self::Elastic => &[Mode::Elastic],
             // They are no jobs.
-            Self::Closures => &[],
+            Self::Closures | Self::Pushes => &[],
             Self::Both => &[Mode::Sync, Mode::Async],
         }
+    }
+
+    /// Returns the word for the mode on the command line.
+    fn name(self) -> String {
+        let value = self.to_possible_value();
+        value.map(|it| it.get_name().to_owned()).unwrap_or_default()
     }
 }
 
@@ -105,8 +113,11 @@ fn main() -> ExitCode {
     if let Some(stride) = args.explore {
         return explore(&args, stride);
     }
+    if args.mode == Modes::Pushes {
+        return run_closures(&args, closures::run_with_parameters);
+    }
     if args.mode == Modes::Closures {
-        return run_closures(&args);
+        return run_closures(&args, closures::run);
     }
     if !args.masters.is_empty() {
         return measure(&args);
@@ -134,8 +145,8 @@ fn main() -> ExitCode {
     ExitCode::from(u8::from(!failed.is_empty()))
 }
 
-/// Runs seeds of programs with a coordinator, one after the other: each takes some milliseconds.
-fn run_closures(args: &Args) -> ExitCode {
+/// Runs seeds of programs with a coordinator, one after the other.
+fn run_closures(args: &Args, run: fn(u64) -> closures::Ledger) -> ExitCode {
     let started = Instant::now();
     let limit = args.minutes.map(|minutes| Duration::from_secs_f64(60.0 * minutes));
     let (mut count, mut failed) = (0, 0);
@@ -143,15 +154,15 @@ fn run_closures(args: &Args) -> ExitCode {
         if limit.is_some_and(|limit| limit < started.elapsed()) {
             break;
         }
-        let ledger = closures::run(seed);
+        let ledger = run(seed);
         count += 1;
         let Some(broken) = ledger.broken.first() else { continue };
         failed += 1;
         if args.first {
-            println!("found: seed {seed} (closures): {broken}");
+            println!("found: seed {seed} ({}): {broken}", args.mode.name());
             break;
         }
-        println!("closures seed {seed} failed:\n  {}", ledger.broken.join("\n  "));
+        println!("{} seed {seed} failed:\n  {}", args.mode.name(), ledger.broken.join("\n  "));
     }
     println!("{count} runs in {:.1} s, {failed} failed", started.elapsed().as_secs_f64());
     ExitCode::from(u8::from(0 < failed))

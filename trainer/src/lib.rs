@@ -19,6 +19,7 @@ mod context;
 mod course;
 mod current;
 mod dataset;
+mod declared;
 mod kept_names;
 mod metrics;
 pub mod own_loop;
@@ -30,6 +31,7 @@ mod tasks;
 use std::process::ExitCode;
 
 pub use current::{Current, Snapshot};
+pub use declared::Declared;
 pub use run::{Args, run, run_process};
 pub use steadfast_trainer_core::*;
 

@@ -1,8 +1,9 @@
-//! The results of named closures, which a coordinator stores in etcd.
+//! The results of named closures, and the numbers of their pushes, which a coordinator stores in etcd.
 //!
 //! | key | record |
 //! |---|---|
 //! | `<root>/coordinator/results/<name>` | [`ClosureRecord`] |
+//! | `<root>/coordinator/pushes` | [`PushesRecord`] |
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,7 +14,7 @@ use serde::{Deserialize, Serialize};
 const NAME_LENGTH_MAX: usize = 200;
 
 /// The name of a closure, by which its result is found again. It is one part of a key in etcd.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct ClosureName(String);
 
 /// The text is not a valid closure name.
@@ -56,6 +57,19 @@ pub struct ClosureRecord {
         skip_serializing_if = "Option::is_none"
     )]
     pub result: Option<Vec<u8>>,
+    /// The number of its push to the parameter servers, which is the same for each attempt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub push: Option<u32>,
+    /// Set while it has no result: it has begun to run.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub runs: bool,
+}
+
+/// `coordinator/pushes`: the numbers of pushes that may be in use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PushesRecord {
+    /// The first number that no closure has.
+    pub next: u32,
 }
 
 #[cfg(test)]
@@ -76,7 +90,8 @@ mod tests {
     #[test]
     fn a_result_that_is_empty_is_not_the_end_of_data() {
         for result in [None, Some(Vec::new()), Some(vec![0, 255])] {
-            let record = ClosureRecord { function: "a:b".into(), digest: "00".into(), result };
+            let (function, digest) = ("a:b".into(), "00".into());
+            let record = ClosureRecord { function, digest, result, push: Some(7), runs: true };
             let text = serde_json::to_string(&record).unwrap();
             assert_eq!(serde_json::from_str::<ClosureRecord>(&text).unwrap(), record, "{text}");
         }

@@ -147,6 +147,7 @@ pub const KEYS: &[Key] = {
         Key::new("launch/state", "LauncherRecord", FencedByLauncher),
         Key::new("launch/hosts/<host>", "HostRecord", FencedByLauncher),
         Key::new("coordinator/lock", "LockRecord", Compared).by(&[Writer::Coordinator]).leased(),
+        Key::new("coordinator/pushes", "PushesRecord", FencedByCoordinator),
         Key::new("coordinator/results/<name>", "ClosureRecord", FencedByCoordinator),
         Key::new("result", "ResultRecord", FencedOnce).by(&[Master, Operator]),
     ]
@@ -205,6 +206,7 @@ mod tests {
             keys.launch_state(),
             keys.launch_host("host"),
             keys.coordinator_lock(),
+            keys.closure_pushes(),
             keys.closure_result(&"epoch-3".parse().unwrap()),
             keys.result(),
         ];

@@ -257,6 +257,11 @@ impl Keys {
         format!("{}/coordinator/lock", self.root)
     }
 
+    /// Returns the key of the numbers of pushes that the closures of the job may have.
+    pub fn closure_pushes(&self) -> String {
+        format!("{}/coordinator/pushes", self.root)
+    }
+
     /// Returns the prefix of the results of all closures with a name.
     pub fn closure_results_prefix(&self) -> String {
         format!("{}/coordinator/results/", self.root)

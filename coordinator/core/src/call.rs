@@ -3,6 +3,7 @@
 use std::fmt;
 
 use bytes::Bytes;
+use steadfast_common::ids::Generation;
 use steadfast_common::records::closures::ClosureName;
 
 /// Number of a closure; never reused by a coordinator.
@@ -43,7 +44,11 @@ pub struct Call {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// The function has returned this encoded value.
-    Returned(Bytes),
+    Returned {
+        value: Bytes,
+        /// The generation in which all slots have acknowledged what it has pushed.
+        pushed: Option<Generation>,
+    },
     /// The function has no more data.
     EndOfData,
     Raised {
@@ -82,6 +87,8 @@ pub enum Failure {
     WorkersLost { times: u32, worker: WorkerIndex },
     #[error("the name `{name}` belongs to another call, of `{function}`")]
     NameTaken { name: ClosureName, function: String },
+    #[error("a rollback has undone its gradient, and it cannot run again: {reason}")]
+    NotRepeated { reason: String },
     #[error("its result has {bytes} bytes; that of a closure with a name has at most {limit}")]
     ResultTooLarge { bytes: usize, limit: usize },
 }

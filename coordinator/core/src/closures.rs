@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use steadfast_common::records::closures::ClosureName;
 
 use crate::call::{Call, ClosureId, WorkerIndex};
+use crate::pushes::{Push, PushNumber};
 
 /// The state of a closure.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,6 +38,14 @@ pub(crate) struct Closure {
     pub followers: Vec<ClosureId>,
     /// Closures that wait for its result.
     pub dependents: Vec<ClosureId>,
+    /// The number of its push, once it has run.
+    pub push: Option<PushNumber>,
+    /// Set if a worker that was lost, or is not waited for, may have pushed with the number.
+    pub may_have_pushed: bool,
+    /// The push of a closure that is over, until a checkpoint covers it.
+    pub pushed: Option<Push>,
+    /// Set while a closure that has a result runs again.
+    pub repeats: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -49,25 +58,28 @@ pub(crate) struct Closures {
 }
 
 impl Closures {
-    pub fn add(&mut self, id: ClosureId, call: Call, state: State) {
-        let (followers, dependents) = (Vec::new(), Vec::new());
-        let closure = Closure { call, state, losses: 0, followers, dependents };
+    pub fn add(&mut self, id: ClosureId, call: Call, state: State, push: Option<PushNumber>) {
+        let closure = Closure {
+            call,
+            state,
+            losses: 0,
+            followers: Vec::new(),
+            dependents: Vec::new(),
+            // Another attempt had it.
+            may_have_pushed: push.is_some(),
+            push,
+            pushed: None,
+            repeats: false,
+        };
         self.by_id.insert(id, closure);
-    }
-
-    /// Adds a closure that was settled in an earlier term.
-    pub fn add_settled(&mut self, id: ClosureId, has_result: bool) {
-        let (function, digest) = (String::new(), String::new());
-        let call = Call { function, digest, name: None, inputs: Vec::new(), worker: None };
-        self.add(id, call, State::Settled { has_result });
     }
 
     /// Returns the closures that do not run and are not settled, the oldest first.
     pub fn not_begun(&self) -> Vec<ClosureId> {
-        let waits = |state: &State| match state {
-            State::Waiting { .. } | State::Ready => true,
+        let waits = |closure: &Closure| match closure.state {
+            State::Waiting { .. } | State::Ready => !closure.repeats,
             State::Follows | State::Running { .. } | State::Settled { .. } => false,
         };
-        self.by_id.iter().filter(|(_, it)| waits(&it.state)).map(|(&id, _)| id).collect()
+        self.by_id.iter().filter(|(_, it)| waits(it)).map(|(&id, _)| id).collect()
     }
 }

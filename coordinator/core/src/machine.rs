@@ -7,6 +7,7 @@ use steadfast_common::records::closures::{ClosureName, ClosureRecord};
 
 use crate::call::{Call, ClosureId, Failure, Outcome, Reply, WorkerIndex};
 use crate::closures::{Closures, State};
+use crate::pushes::{Counted, Push, PushNumber, Pushes};
 use crate::workers::Workers;
 
 /// The maximum size of a named closure's result in bytes. In base64 it is a third longer, and still fits into one
@@ -28,6 +29,9 @@ pub enum OnError {
     Continue,
 }
 
+/// The maximum number of facts that are decided together when closures begin.
+const FACTS_MAX: usize = 32;
+
 /// The settings of a coordinator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -43,12 +47,17 @@ pub enum Input {
     Scheduled {
         id: ClosureId,
         call: Call,
+        /// The number with which an earlier term has let it run.
+        push: Option<PushNumber>,
     },
     Cancelled(ClosureId),
     /// A closure that an earlier term has settled, which later ones may have as an input.
     Known {
         id: ClosureId,
+        call: Call,
         has_result: bool,
+        /// Its push, if a rollback may undo that.
+        push: Option<Push>,
     },
     /// A worker runs a closure that an earlier term has given to it.
     Running {
@@ -79,6 +88,10 @@ pub enum Input {
     },
     /// The results of all closures with a name are not needed any more.
     ForgetResults,
+    /// The slots of a new generation have these pushes.
+    Counted(Counted),
+    /// A checkpoint has the push of the closure, so no rollback undoes it.
+    Covered(ClosureId),
 }
 
 /// A change of the durable state.
@@ -88,17 +101,23 @@ pub enum Fact {
     Remembered { name: ClosureName, record: ClosureRecord },
     /// There are no results any more.
     Forgotten,
+    /// A closure with a name ended without a result, and has pushed nothing.
+    Unremembered(ClosureName),
+    /// All numbers of pushes below this one may be in use.
+    Reserved(u32),
 }
 
 /// An action that the driver performs once the facts are committed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// The worker is asked to run the closure.
-    Run { worker: WorkerIndex, attempt: u64, id: ClosureId },
+    /// The worker is asked to run the closure, and to name what it pushes by this number.
+    Run { worker: WorkerIndex, attempt: u64, id: ClosureId, push: Option<PushNumber> },
     /// The worker is told that the outcome of an attempt does not count.
     Cancel { worker: WorkerIndex, attempt: u64 },
-    /// The closure is over.
-    Settled { id: ClosureId, outcome: Outcome },
+    /// The closure is over. With a push it may have to run again, until a checkpoint covers that.
+    Settled { id: ClosureId, outcome: Outcome, push: Option<Push> },
+    /// The closure, which was over, runs again: a rollback has undone its push.
+    Repeats(ClosureId),
     /// A worker that was stopped runs nothing that counts.
     AtRest(WorkerIndex),
     /// All results are forgotten.
@@ -112,32 +131,52 @@ pub struct CoordinatorMachine {
     pub(crate) closures: Closures,
     pub(crate) workers: Workers,
     pub(crate) remembered: BTreeMap<ClosureName, ClosureRecord>,
+    /// Absent if the job has no parameters.
+    pub(crate) pushes: Option<Pushes>,
 }
 
 impl CoordinatorMachine {
     /// Creates the machine of a coordinator that remembers these results. No attempt gets a number up to `attempts`.
+    /// Closures of a job with parameters may push.
     pub fn new(
         settings: Settings,
         remembered: BTreeMap<ClosureName, ClosureRecord>,
         attempts: u64,
+        pushes: Option<Pushes>,
     ) -> Self {
         let (closures, workers) = (Closures::default(), Workers::new(attempts));
-        Self { settings, closures, workers, remembered }
+        Self { settings, closures, workers, remembered, pushes }
     }
 
-    fn scheduled(&mut self, id: ClosureId, call: Call, decision: &mut Decision<Self>) {
+    fn scheduled(
+        &mut self,
+        id: ClosureId,
+        call: Call,
+        push: Option<PushNumber>,
+        decision: &mut Decision<Self>,
+    ) {
         if self.closures.by_id.contains_key(&id) {
             return;
         }
+        let record = call.name.as_ref().and_then(|it| self.remembered.get(it));
+        let record = record.filter(|it| it.digest == call.digest);
+        let remembered = record.and_then(|it| it.push).map(PushNumber);
+        let push = push.or(remembered);
         let outcome = self.known_outcome(&call);
         let leader = call.name.as_ref().and_then(|it| self.closures.by_name.get(it).copied());
         match (outcome, leader) {
             (Some(outcome), _) => {
-                self.closures.add(id, call, State::Ready);
+                self.closures.add(id, call, State::Ready, None);
+                let generation = self.pushes.as_ref().map(Pushes::generation);
+                let pushed = remembered.zip(generation);
+                if let Some(closure) = self.closures.by_id.get_mut(&id) {
+                    closure.pushed = pushed.map(|(number, generation)| Push { number, generation });
+                }
                 self.settle(id, outcome, decision);
+                self.repeat_if_undone(id, decision);
             }
             (None, Some(leader)) => {
-                self.closures.add(id, call, State::Follows);
+                self.closures.add(id, call, State::Follows, None);
                 if let Some(leader) = self.closures.by_id.get_mut(&leader) {
                     leader.followers.push(id);
                 }
@@ -146,7 +185,7 @@ impl CoordinatorMachine {
                 if let Some(name) = &call.name {
                     self.closures.by_name.insert(name.clone(), id);
                 }
-                self.enter(id, call, decision);
+                self.enter(id, call, push, decision);
             }
         }
     }
@@ -159,10 +198,11 @@ impl CoordinatorMachine {
             Some(Outcome::Failed(Failure::NameTaken { name, function }))
         };
         if let Some(record) = self.remembered.get(name) {
-            return match record.digest == call.digest {
-                true => Some(outcome_of(record)),
-                false => taken(&record.function),
-            };
+            match record.digest == call.digest {
+                true if !record.runs => return Some(outcome_of(record)),
+                true => {}
+                false => return taken(&record.function),
+            }
         }
         let leader = self.closures.by_id.get(self.closures.by_name.get(name)?)?;
         match leader.call.digest == call.digest {
@@ -172,11 +212,19 @@ impl CoordinatorMachine {
     }
 
     /// Lets a closure wait for its inputs and a worker.
-    fn enter(&mut self, id: ClosureId, call: Call, decision: &mut Decision<Self>) {
+    fn enter(
+        &mut self,
+        id: ClosureId,
+        call: Call,
+        push: Option<PushNumber>,
+        decision: &mut Decision<Self>,
+    ) {
         let mut on = BTreeSet::new();
         let mut failed = None;
         for input in &call.inputs {
             match self.closures.by_id.get_mut(input) {
+                // It has a result.
+                Some(closure) if closure.repeats => {}
                 Some(closure) => match closure.state {
                     State::Settled { has_result: true } => {}
                     State::Settled { has_result: false } => failed = Some(*input),
@@ -193,7 +241,7 @@ impl CoordinatorMachine {
             }
         }
         let waits = !on.is_empty();
-        self.closures.add(id, call, State::Waiting { on });
+        self.closures.add(id, call, State::Waiting { on }, push);
         match failed {
             Some(input) => self.settle(id, without_argument(input), decision),
             None if waits => {}
@@ -213,6 +261,18 @@ impl CoordinatorMachine {
         }
     }
 
+    /// Lets a closure that is over run again if a slot lacks its push: its result stays, and it pushes again.
+    fn repeat_if_undone(&mut self, id: ClosureId, decision: &mut Decision<Self>) {
+        let (Some(closure), Some(pushes)) = (self.closures.by_id.get_mut(&id), &self.pushes) else {
+            return;
+        };
+        let Some(pushed) = closure.pushed.take_if(|it| !pushes.counts(it.number)) else { return };
+        closure.push = Some(pushed.number);
+        (closure.repeats, closure.may_have_pushed) = (true, true);
+        decision.effects.push(Effect::Repeats(id));
+        self.make_ready(id, decision);
+    }
+
     /// Ends a closure, and those that follow from it.
     fn settle(&mut self, id: ClosureId, outcome: Outcome, decision: &mut Decision<Self>) {
         let mut todo = VecDeque::from([(id, outcome)]);
@@ -222,6 +282,7 @@ impl CoordinatorMachine {
                 State::Settled { .. } => continue,
                 State::Running { worker, attempt } => {
                     if self.workers.disown(worker, attempt) {
+                        closure.may_have_pushed = true;
                         decision.effects.push(Effect::Cancel { worker, attempt });
                     }
                 }
@@ -233,11 +294,22 @@ impl CoordinatorMachine {
                 }
                 State::Waiting { .. } | State::Follows => {}
             }
+            let outcome = match (outcome, std::mem::take(&mut closure.repeats)) {
+                (Outcome::Cancelled(reason), true) => {
+                    Outcome::Failed(Failure::NotRepeated { reason })
+                }
+                (outcome, _) => outcome,
+            };
             let has_result = match outcome {
                 Outcome::Returned(_) | Outcome::EndOfData => true,
                 Outcome::Failed(_) | Outcome::Cancelled(_) => false,
             };
             closure.state = State::Settled { has_result };
+            let push = closure.pushed;
+            // Of an attempt that was lost, or is not waited for, it is not known what it has pushed.
+            let has_pushed_nothing =
+                push.is_none() && !closure.may_have_pushed && self.pushes.is_some();
+            let unused = closure.push.take().filter(|_| has_pushed_nothing);
             let followers = std::mem::take(&mut closure.followers);
             todo.extend(followers.into_iter().map(|it| (it, outcome.clone())));
             let dependents = std::mem::take(&mut closure.dependents);
@@ -245,11 +317,25 @@ impl CoordinatorMachine {
                 && self.closures.by_name.get(name) == Some(&id)
             {
                 let (name, call) = (name.clone(), &closure.call);
-                if let Some(record) = record_of(call, &outcome) {
-                    self.remembered.insert(name.clone(), record.clone());
-                    decision.facts.push(Fact::Remembered { name: name.clone(), record });
+                match record_of(call, &outcome, push) {
+                    Some(record) => {
+                        self.remembered.insert(name.clone(), record.clone());
+                        decision.facts.push(Fact::Remembered { name: name.clone(), record });
+                    }
+                    None if unused.is_some() => {
+                        self.remembered.remove(&name);
+                        // There may be many, and no other fact depends on them.
+                        match decision.ahead.last_mut() {
+                            Some(list) => list.push(Fact::Unremembered(name.clone())),
+                            None => decision.ahead.push(vec![Fact::Unremembered(name.clone())]),
+                        }
+                    }
+                    None => {}
                 }
                 self.closures.by_name.remove(&name);
+            }
+            if let (Some(number), Some(pushes)) = (unused, &mut self.pushes) {
+                pushes.give_back(number);
             }
             for dependent in dependents {
                 match has_result {
@@ -264,7 +350,7 @@ impl CoordinatorMachine {
                 let others = self.closures.not_begun();
                 todo.extend(others.into_iter().map(|it| (it, reason.clone())));
             }
-            decision.effects.push(Effect::Settled { id, outcome });
+            decision.effects.push(Effect::Settled { id, outcome, push });
         }
     }
 
@@ -295,15 +381,29 @@ impl CoordinatorMachine {
         decision: &mut Decision<Self>,
     ) {
         let Some(id) = self.workers.finished(worker, attempt) else { return };
-        let is_named = self.closures.by_id.get(&id).is_some_and(|it| it.call.name.is_some());
+        let Some(closure) = self.closures.by_id.get_mut(&id) else { return };
+        let is_named = closure.call.name.is_some();
         let outcome = match reply {
             Reply::Lost => return self.lost(worker, id, decision),
             Reply::Declined => return self.make_ready(id, decision),
-            Reply::Returned(value) if is_named && RESULT_BYTES_MAX < value.len() => {
+            Reply::Returned { value, .. } if is_named && RESULT_BYTES_MAX < value.len() => {
                 let (bytes, limit) = (value.len(), RESULT_BYTES_MAX);
+                closure.may_have_pushed = true;
                 Outcome::Failed(Failure::ResultTooLarge { bytes, limit })
             }
-            Reply::Returned(value) => Outcome::Returned(value),
+            Reply::Returned { value, pushed } => {
+                if let (Some(pushes), Some(number), Some(generation)) =
+                    (&mut self.pushes, closure.push, pushed)
+                {
+                    let push = Push { number, generation };
+                    if !pushes.pushed(push) {
+                        // It was undone before its reply arrived.
+                        return self.make_ready(id, decision);
+                    }
+                    closure.pushed = Some(push);
+                }
+                Outcome::Returned(value)
+            }
             Reply::EndOfData => Outcome::EndOfData,
             Reply::Raised { exception, message, traceback } => {
                 Outcome::Failed(Failure::Raised { exception, message, traceback, worker })
@@ -317,6 +417,7 @@ impl CoordinatorMachine {
     fn lost(&mut self, worker: WorkerIndex, id: ClosureId, decision: &mut Decision<Self>) {
         let Some(closure) = self.closures.by_id.get_mut(&id) else { return };
         closure.losses += 1;
+        closure.may_have_pushed = true;
         let times = closure.losses;
         match times < self.settings.losses_max {
             true => self.make_ready(id, decision),
@@ -348,7 +449,8 @@ impl Machine for CoordinatorMachine {
 
     fn handle(&mut self, _: Moment, input: Input, decision: &mut Decision<Self>) {
         match input {
-            Input::Scheduled { id, call } => self.scheduled(id, call, decision),
+            Input::Scheduled { id, call, push } => self.scheduled(id, call, push, decision),
+            Input::Cancelled(id) if self.closures.by_id.get(&id).is_some_and(|it| it.repeats) => {}
             Input::Cancelled(id) => {
                 let state = self.closures.by_id.get(&id).map(|it| it.state.clone());
                 self.settle(id, Outcome::Cancelled("it was cancelled".to_owned()), decision);
@@ -356,7 +458,13 @@ impl Machine for CoordinatorMachine {
                     self.note_rest(worker, decision);
                 }
             }
-            Input::Known { id, has_result } => self.closures.add_settled(id, has_result),
+            Input::Known { id, call, has_result, push } => {
+                self.closures.add(id, call, State::Settled { has_result }, None);
+                if let Some(closure) = self.closures.by_id.get_mut(&id) {
+                    closure.pushed = push;
+                }
+                self.repeat_if_undone(id, decision);
+            }
             Input::Running { worker, attempt, id } => self.running(worker, attempt, id),
             Input::Forgotten(id) => {
                 let state = self.closures.by_id.get(&id).map(|it| &it.state);
@@ -370,6 +478,9 @@ impl Machine for CoordinatorMachine {
                 for (attempt, id) in self.workers.runs(worker) {
                     self.workers.disown(worker, attempt);
                     decision.effects.push(Effect::Cancel { worker, attempt });
+                    if let Some(closure) = self.closures.by_id.get_mut(&id) {
+                        closure.may_have_pushed = true;
+                    }
                     self.make_ready(id, decision);
                 }
                 self.note_rest(worker, decision);
@@ -387,23 +498,49 @@ impl Machine for CoordinatorMachine {
                 decision.ahead.push(vec![Fact::Forgotten]);
                 decision.effects.push(Effect::ResultsForgotten);
             }
+            Input::Counted(counted) => {
+                if self.pushes.as_mut().is_some_and(|it| it.read(counted)) {
+                    let pushed = self.closures.by_id.iter().filter(|(_, it)| it.pushed.is_some());
+                    for id in pushed.map(|(&id, _)| id).collect::<Vec<_>>() {
+                        self.repeat_if_undone(id, decision);
+                    }
+                }
+            }
+            Input::Covered(id) => {
+                if let Some(closure) = self.closures.by_id.get_mut(&id) {
+                    closure.pushed = None;
+                }
+            }
         }
     }
 
     fn committed(&mut self, _: Moment, _: &mut Vec<Effect>) {}
 
     fn due(&mut self, _: Moment, decision: &mut Decision<Self>) {
-        while let Some((worker, attempt, id)) = self.workers.assign(&mut self.closures.ready) {
-            if let Some(closure) = self.closures.by_id.get_mut(&id) {
-                closure.state = State::Running { worker, attempt };
-                decision.effects.push(Effect::Run { worker, attempt, id });
+        while decision.facts.len() < FACTS_MAX
+            && let Some((worker, attempt, id)) = self.workers.assign(&mut self.closures.ready)
+        {
+            let Some(closure) = self.closures.by_id.get_mut(&id) else { continue };
+            closure.state = State::Running { worker, attempt };
+            if let (Some(pushes), None) = (&mut self.pushes, closure.push) {
+                let (number, reserved) = pushes.take();
+                closure.push = Some(number);
+                decision.facts.extend(reserved.map(Fact::Reserved));
+                // Before it runs: whoever runs it later names its push alike.
+                if let Some(name) = closure.call.name.clone() {
+                    let record = record_of_run(&closure.call, number);
+                    self.remembered.insert(name.clone(), record.clone());
+                    decision.facts.push(Fact::Remembered { name, record });
+                }
             }
+            let push = closure.push;
+            decision.effects.push(Effect::Run { worker, attempt, id, push });
         }
     }
 
     fn size_max(&self, input: &Input) -> Size {
         match input {
-            Input::Finished { reply: Reply::Returned(value), .. } => {
+            Input::Finished { reply: Reply::Returned { value, .. }, .. } => {
                 Size { changes: 1, bytes: value.len() / 3 * 4 + RECORD_BYTES }
             }
             Input::Finished { .. } => Size { changes: 1, bytes: RECORD_BYTES },
@@ -419,7 +556,9 @@ impl Machine for CoordinatorMachine {
             | Input::GivesBack(_)
             | Input::Connected { .. }
             | Input::Leaves(_)
-            | Input::Lost(_) => Size { changes: 0, bytes: 0 },
+            | Input::Lost(_)
+            | Input::Counted(_)
+            | Input::Covered(_) => Size { changes: 0, bytes: 0 },
         }
     }
 
@@ -436,14 +575,21 @@ fn without_worker(worker: WorkerIndex) -> Outcome {
     Outcome::Cancelled(format!("worker {worker}, the only one that may run it, is not in use"))
 }
 
-fn record_of(call: &Call, outcome: &Outcome) -> Option<ClosureRecord> {
+fn record_of(call: &Call, outcome: &Outcome, push: Option<Push>) -> Option<ClosureRecord> {
     let result = match outcome {
         Outcome::Returned(value) => Some(value.to_vec()),
         Outcome::EndOfData => None,
         Outcome::Failed(_) | Outcome::Cancelled(_) => return None,
     };
     let (function, digest) = (call.function.clone(), call.digest.clone());
-    Some(ClosureRecord { function, digest, result })
+    let push = push.map(|it| it.number.0);
+    Some(ClosureRecord { function, digest, result, push, runs: false })
+}
+
+/// Returns the record of a closure that is about to run.
+fn record_of_run(call: &Call, PushNumber(number): PushNumber) -> ClosureRecord {
+    let (function, digest) = (call.function.clone(), call.digest.clone());
+    ClosureRecord { function, digest, result: None, push: Some(number), runs: true }
 }
 
 fn outcome_of(record: &ClosureRecord) -> Outcome {

@@ -4,11 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use proptest::prelude::*;
+use steadfast_common::ids::{Generation, TaskId};
 use steadfast_common::machine::{Decision, Machine, Moment};
+use steadfast_common::records::closures::{ClosureName, ClosureRecord};
 
 use crate::*;
 
 const SETTINGS: Settings = Settings { on_error: OnError::Continue, losses_max: 3 };
+
+type Remembered = BTreeMap<ClosureName, ClosureRecord>;
 
 /// A machine, and the effects that it has decided so far.
 #[derive(Clone, Debug)]
@@ -19,6 +23,10 @@ struct World {
     settled: BTreeMap<ClosureId, Outcome>,
     facts: Vec<Fact>,
     at_rest: BTreeSet<WorkerIndex>,
+    /// Closures that are over and run again.
+    repeats: BTreeSet<ClosureId>,
+    /// The number under which each closure pushes.
+    numbers: BTreeMap<ClosureId, PushNumber>,
 }
 
 impl World {
@@ -26,19 +34,19 @@ impl World {
         Self::remembering(settings, BTreeMap::new())
     }
 
-    fn remembering(
-        settings: Settings,
-        remembered: BTreeMap<
-            steadfast_common::records::closures::ClosureName,
-            steadfast_common::records::closures::ClosureRecord,
-        >,
-    ) -> Self {
+    fn remembering(settings: Settings, remembered: Remembered) -> Self {
+        Self::pushing(settings, remembered, None)
+    }
+
+    fn pushing(settings: Settings, remembered: Remembered, pushes: Option<Pushes>) -> Self {
         Self {
-            machine: CoordinatorMachine::new(settings, remembered, 0),
+            machine: CoordinatorMachine::new(settings, remembered, 0, pushes),
             asked: BTreeMap::new(),
             settled: BTreeMap::new(),
             facts: Vec::new(),
             at_rest: BTreeSet::new(),
+            repeats: BTreeSet::new(),
+            numbers: BTreeMap::new(),
         }
     }
 
@@ -62,13 +70,28 @@ impl World {
         self.facts.extend(decision.facts);
         for effect in decision.effects {
             match effect {
-                Effect::Run { worker, attempt, id } => {
-                    assert!(!self.settled.contains_key(&id), "{id} runs and is over");
+                Effect::Run { worker, attempt, id, push } => {
+                    let repeats = self.repeats.contains(&id);
+                    assert!(repeats || !self.settled.contains_key(&id), "{id} runs and is over");
                     self.asked.insert((worker, attempt), id);
+                    if let Some(push) = push {
+                        let before = self.numbers.insert(id, push);
+                        assert!(before.is_none_or(|it| it == push), "{id} has two numbers");
+                    }
                 }
-                Effect::Settled { id, outcome } => {
-                    let before = self.settled.insert(id, outcome);
-                    assert_eq!(before, None, "{id} settles twice");
+                Effect::Repeats(id) => {
+                    assert!(self.settled.contains_key(&id) && self.repeats.insert(id), "{id}");
+                }
+                Effect::Settled { id, outcome, .. } => {
+                    if self.repeats.remove(&id) {
+                        // The program is told.
+                        if let Outcome::Failed(_) = outcome {
+                            self.settled.insert(id, outcome);
+                        }
+                    } else {
+                        let before = self.settled.insert(id, outcome);
+                        assert_eq!(before, None, "{id} settles twice");
+                    }
                 }
                 Effect::AtRest(worker) => {
                     self.at_rest.insert(worker);
@@ -101,7 +124,7 @@ impl World {
     fn schedule(&mut self, id: u64, change: impl FnOnce(&mut Call)) {
         let mut call = call(id);
         change(&mut call);
-        self.feed(Input::Scheduled { id: ClosureId(id), call });
+        self.feed(Input::Scheduled { id: ClosureId(id), call, push: None });
     }
 
     fn reply(&mut self, id: u64, reply: Reply) {
@@ -134,7 +157,7 @@ fn call(id: u64) -> Call {
 }
 
 fn value(text: &'static str) -> Reply {
-    Reply::Returned(Bytes::from_static(text.as_bytes()))
+    Reply::Returned { value: Bytes::from_static(text.as_bytes()), pushed: None }
 }
 
 fn raised() -> Reply {
@@ -198,6 +221,7 @@ fn a_failure_cancels_the_closures_that_wait() {
         Settings { on_error: OnError::Stop, ..SETTINGS },
         BTreeMap::new(),
         0,
+        None,
     );
     for worker in [WorkerIndex(0), WorkerIndex(1)] {
         world.feed(Input::Started(worker));
@@ -240,10 +264,10 @@ fn a_closure_on_which_workers_die_fails_after_some_of_them() {
 fn what_runs_when_a_term_begins_goes_on() {
     let mut world = World::new(SETTINGS);
     let worker = WorkerIndex(0);
-    world.machine = CoordinatorMachine::new(SETTINGS, BTreeMap::new(), 7);
+    world.machine = CoordinatorMachine::new(SETTINGS, BTreeMap::new(), 7, None);
     let inputs = [
         Input::Started(worker),
-        Input::Scheduled { id: ClosureId(1), call: call(1) },
+        Input::Scheduled { id: ClosureId(1), call: call(1), push: None },
         Input::Running { worker, attempt: 7, id: ClosureId(1) },
         Input::Connected { worker, threads: 1 },
     ];
@@ -324,10 +348,10 @@ fn a_failed_closure_with_a_name_can_be_scheduled_again() {
 fn a_result_with_a_name_has_a_limit() {
     let mut world = World::with_workers(1);
     world.schedule(1, |call| call.name = Some("a".parse().unwrap()));
-    world.reply(1, Reply::Returned(vec![0; RESULT_BYTES_MAX + 1].into()));
+    world.reply(1, Reply::Returned { value: vec![0; RESULT_BYTES_MAX + 1].into(), pushed: None });
     assert!(matches!(world.outcome(1), Some(Outcome::Failed(Failure::ResultTooLarge { .. }))));
     world.schedule(2, |_| {});
-    world.reply(2, Reply::Returned(vec![0; RESULT_BYTES_MAX + 1].into()));
+    world.reply(2, Reply::Returned { value: vec![0; RESULT_BYTES_MAX + 1].into(), pushed: None });
     assert!(matches!(world.outcome(2), Some(Outcome::Returned(_))));
 }
 
@@ -414,9 +438,9 @@ fn events(world: &World) -> Vec<Input> {
     }
     events.push(Input::Cancelled(ClosureId(1)));
     let third = Call { inputs: vec![ClosureId(2)], worker: Some(WorkerIndex(1)), ..call(3) };
-    events.push(Input::Scheduled { id: ClosureId(3), call: third });
+    events.push(Input::Scheduled { id: ClosureId(3), call: third, push: None });
     let fourth = Call { name: Some("a".parse().unwrap()), ..call(1) };
-    events.push(Input::Scheduled { id: ClosureId(4), call: fourth });
+    events.push(Input::Scheduled { id: ClosureId(4), call: fourth, push: None });
     events
 }
 
@@ -479,5 +503,233 @@ proptest! {
             }
         }
         world.finish();
+    }
+}
+
+/// The parameter servers as a coordinator sees them: the name or id of the closure that pushed under each number.
+#[derive(Debug, Default)]
+struct Slots {
+    generation: u64,
+    applied: BTreeMap<PushNumber, String>,
+    checkpoint: BTreeMap<PushNumber, String>,
+}
+
+fn identity(world: &World, id: ClosureId) -> String {
+    let call = &world.machine.closures.by_id[&id].call;
+    call.name.as_ref().map_or(id.to_string(), ToString::to_string)
+}
+
+impl Slots {
+    /// Applies the push of an attempt, unless its number is known.
+    fn push(&mut self, world: &World, id: ClosureId) -> Generation {
+        let number = world.numbers[&id];
+        let own = identity(world, id);
+        let before = self.applied.entry(number).or_insert_with(|| own.clone());
+        assert_eq!(*before, own, "two closures push under number {number:?}");
+        Generation(self.generation)
+    }
+
+    fn counted(&self) -> Counted {
+        let mut numbers = steadfast_common::records::applied_records::TaskRanges::default();
+        self.applied.keys().for_each(|number| numbers.insert(TaskId(number.0)));
+        Counted { generation: Generation(self.generation), numbers }
+    }
+
+    fn roll_back(&mut self) -> Counted {
+        self.generation += 1;
+        self.applied = self.checkpoint.clone();
+        self.counted()
+    }
+}
+
+fn pushed(generation: Generation) -> Reply {
+    Reply::Returned { value: Bytes::from_static(b"x"), pushed: Some(generation) }
+}
+
+fn pushing_world(remembered: Remembered, reserved: u32, counted: Counted) -> World {
+    let mut world = World::pushing(SETTINGS, remembered, Some(Pushes::new(reserved, counted)));
+    for worker in [WorkerIndex(0), WorkerIndex(1)] {
+        world.feed(Input::Started(worker));
+        world.feed(Input::Connected { worker, threads: 1 });
+    }
+    world
+}
+
+/// S000-20: a rollback undoes a push, so its closure runs again under the same number; its result stays. Once a
+/// checkpoint covers it, it is not followed any more.
+#[test]
+fn a_rollback_runs_again_what_it_undoes() {
+    let mut slots = Slots::default();
+    let mut world = pushing_world(BTreeMap::new(), 0, slots.counted());
+    for id in 1..=3 {
+        world.schedule(id, |_| {});
+        let generation = slots.push(&world, ClosureId(id));
+        world.reply(id, pushed(generation));
+        if id == 2 {
+            slots.checkpoint = slots.applied.clone();
+            world.feed(Input::Covered(ClosureId(1)));
+        }
+    }
+    let number = world.numbers[&ClosureId(3)];
+    world.feed(Input::Counted(slots.roll_back()));
+    assert_eq!(world.repeats, BTreeSet::from([ClosureId(3)]));
+    assert_eq!(world.numbers[&ClosureId(3)], number);
+    // It is over for all others, and cannot be cancelled.
+    world.schedule(4, |call| call.inputs = vec![ClosureId(3)]);
+    world.feed(Input::Cancelled(ClosureId(3)));
+    assert!(world.run_of(4).is_some() && world.run_of(3).is_some());
+    slots.push(&world, ClosureId(3));
+    world.reply(3, Reply::Returned { value: "other".into(), pushed: Some(Generation(1)) });
+    assert_eq!(world.outcome(3), Some(&Outcome::Returned("x".into())));
+    assert!(world.repeats.is_empty());
+}
+
+/// S000-20: a reply that was on its way during the rollback says that it was undone.
+#[test]
+fn a_push_that_was_undone_before_its_reply_runs_again() {
+    let mut slots = Slots::default();
+    let mut world = pushing_world(BTreeMap::new(), 0, slots.counted());
+    world.schedule(1, |_| {});
+    let generation = slots.push(&world, ClosureId(1));
+    world.feed(Input::Counted(slots.roll_back()));
+    world.reply(1, pushed(generation));
+    assert_eq!(world.outcome(1), None);
+    let generation = slots.push(&world, ClosureId(1));
+    world.reply(1, pushed(generation));
+    assert_eq!(world.outcome(1), Some(&Outcome::Returned("x".into())));
+}
+
+/// The number of a closure with a name is committed before it runs, so another coordinator lets it push under the same
+/// one. Results whose push is missing on a slot stand, and the closure runs again.
+#[test]
+fn a_name_keeps_its_number_in_the_next_coordinator() {
+    let name = |text: &str| Some(text.parse().unwrap());
+    let mut slots = Slots::default();
+    let mut world = pushing_world(BTreeMap::new(), 0, slots.counted());
+    world.schedule(1, |call| call.name = name("a"));
+    world.schedule(2, |call| call.name = name("b"));
+    let generation = slots.push(&world, ClosureId(1));
+    world.reply(1, pushed(generation));
+    // Both run: what the second has done is not known.
+    let (mut remembered, mut reserved) = (BTreeMap::new(), 0);
+    for fact in &world.facts {
+        match fact {
+            Fact::Remembered { name, record } => {
+                remembered.insert(name.clone(), record.clone());
+            }
+            Fact::Reserved(next) => reserved = *next,
+            Fact::Forgotten | Fact::Unremembered(_) => panic!("{fact:?}"),
+        }
+    }
+    let numbers = world.numbers.clone();
+    // The slots lose both pushes while there is no coordinator.
+    let mut world = pushing_world(remembered, reserved, slots.roll_back());
+    world.schedule(1, |call| call.name = name("a"));
+    world.schedule(2, |call| call.name = name("b"));
+    world.schedule(3, |_| {});
+    assert_eq!(world.outcome(1), Some(&Outcome::Returned("x".into())));
+    assert_eq!(world.repeats, BTreeSet::from([ClosureId(1)]));
+    for id in [1, 2] {
+        assert_eq!(world.numbers[&ClosureId(id)], numbers[&ClosureId(id)]);
+        let generation = slots.push(&world, ClosureId(id));
+        world.reply(id, pushed(generation));
+    }
+    assert!(reserved <= world.numbers[&ClosureId(3)].0);
+    // In the same program, too.
+    world.schedule(4, |call| (call.name, call.digest) = (name("a"), "1".into()));
+    assert!(world.repeats.is_empty());
+}
+
+/// A closure that pushes nothing leaves its number to another one, unless an attempt of it may have pushed.
+#[test]
+fn a_number_without_a_push_is_used_again() {
+    let mut world = pushing_world(BTreeMap::new(), 0, Counted::default());
+    let name = || Some("a".parse().unwrap());
+    world.schedule(1, |call| call.name = name());
+    world.reply(1, raised());
+    assert!(matches!(&world.facts[..], [.., Fact::Unremembered(_)]), "{:?}", world.facts);
+    world.schedule(2, |call| call.name = name());
+    world.reply(2, Reply::Lost);
+    world.reply(2, raised());
+    world.schedule(3, |_| {});
+    assert_eq!(world.numbers[&ClosureId(1)], world.numbers[&ClosureId(2)]);
+    assert_ne!(world.numbers[&ClosureId(2)], world.numbers[&ClosureId(3)]);
+}
+
+proptest! {
+    /// S000-20: whatever is lost or rolled back, each closure that has a result counts once on the slots, and no other
+    /// closure has pushed under its number.
+    #[test]
+    fn each_closure_with_a_result_counts_once_on_the_slots(
+        steps in prop::collection::vec((0u8..14, 0u32..2, 0u64..12), 1..120),
+    ) {
+        let mut slots = Slots::default();
+        let mut world = pushing_world(BTreeMap::new(), 0, slots.counted());
+        let mut next = 1;
+        // A rollback of which the coordinator does not know yet.
+        let mut unread: Option<Counted> = None;
+        for (kind, worker, number) in steps {
+            let worker = WorkerIndex(worker);
+            let attempt = world.machine.workers.attempts_of(worker).first().copied();
+            let id = attempt.and_then(|it| world.asked.get(&(worker, it)).copied());
+            match kind {
+                0 => world.feed(Input::Started(worker)),
+                1 => world.feed(Input::Stopped(worker)),
+                2 => world.feed(Input::GivesBack(worker)),
+                3 => world.feed(Input::Lost(worker)),
+                4 if attempt.is_none() => world.feed(Input::Connected { worker, threads: 1 }),
+                5 => world.feed(Input::Cancelled(ClosureId(number))),
+                6 | 7 => {
+                    world.schedule(next, |call| {
+                        call.name = (kind == 7 && number < 3).then(|| format!("n{number}").parse().unwrap());
+                        call.digest = number.to_string();
+                    });
+                    next += 1;
+                }
+                8 => unread = Some(slots.roll_back()),
+                9 => if let Some(counted) = unread.take() {
+                    world.feed(Input::Counted(counted));
+                },
+                10 if unread.is_none() => {
+                    slots.checkpoint = slots.applied.clone();
+                    let all: Vec<ClosureId> = world.settled.keys().copied().collect();
+                    let is_covered = |id: &ClosureId| {
+                        world.numbers.get(id).is_some_and(|it| slots.applied.contains_key(it))
+                    };
+                    for id in all.into_iter().filter(is_covered).collect::<Vec<_>>() {
+                        if !world.repeats.contains(&id) {
+                            world.feed(Input::Covered(id));
+                        }
+                    }
+                }
+                _ => if let (Some(attempt), Some(id)) = (attempt, id) {
+                    let reply = match number % 6 {
+                        0 => raised(),
+                        1 => Reply::Lost,
+                        2 => { slots.push(&world, id); Reply::Lost }
+                        3 => Reply::Declined,
+                        _ => pushed(slots.push(&world, id)),
+                    };
+                    world.feed(Input::Finished { worker, attempt, reply });
+                },
+            }
+        }
+        if let Some(counted) = unread {
+            world.feed(Input::Counted(counted));
+        }
+        for worker in (0..2).map(WorkerIndex) {
+            world.feed(Input::Started(worker));
+            world.feed(Input::Connected { worker, threads: 1 });
+        }
+        while let Some((&(worker, attempt), &id)) = world.asked.iter().next() {
+            let reply = pushed(slots.push(&world, id));
+            world.feed(Input::Finished { worker, attempt, reply });
+        }
+        prop_assert!(world.repeats.is_empty());
+        for (id, outcome) in &world.settled {
+            if let (Outcome::Returned(_), Some(number)) = (outcome, world.numbers.get(id)) {
+                prop_assert_eq!(slots.applied.get(number), Some(&identity(&world, *id)), "{:?}", world);
+            }
+        }
     }
 }
