@@ -7,6 +7,7 @@ use steadfast_common::ids::{Generation, Lane, Pass, Slot, TaskId, Version};
 use steadfast_common::job::dataset::Manifest;
 use steadfast_common::job::spec::JobSpec;
 use steadfast_common::records::applied_records::AppliedRecords;
+use steadfast_common::records::closures::{ClosureName, ClosureRecord};
 use steadfast_common::records::code::{CodeChange, CodeRecord};
 use steadfast_common::records::given_up::GivenUpRecord;
 use steadfast_common::records::keys::Keys;
@@ -35,6 +36,8 @@ pub struct Evidence {
     pub evaluation: Option<EvaluationRecord>,
     /// Accepted changes of the code of the model.
     pub code_changes: Vec<CodeChange>,
+    /// The closures of a coordinator that have a name.
+    pub closures: BTreeMap<ClosureName, ClosureRecord>,
 }
 
 /// The passes of a stream.
@@ -99,12 +102,14 @@ impl Evidence {
     ) -> Result<Self, BadValue> {
         let (mut stream, mut generations) = (StreamEvidence::default(), Vec::new());
         let (mut discarded, mut result, mut code) = (BTreeMap::new(), None, CodeRecord::default());
-        let mut evaluation = None;
+        let (mut evaluation, mut closures) = (None, BTreeMap::new());
         for (key, value) in values {
             if key == keys.result() {
                 result = Some(parse(key, value)?);
             } else if key == keys.evaluation() {
                 evaluation = Some(parse(key, value)?);
+            } else if let Some(name) = keys.closure_of(key) {
+                closures.insert(name, parse(key, value)?);
             } else if key == keys.code() {
                 code = parse(key, value)?;
             } else if key == keys.stream() {
@@ -119,7 +124,7 @@ impl Evidence {
         }
         generations.sort_by_key(|it| it.generation);
         Ok(Self {
-            stream: spec.dataset.follow.then_some(stream),
+            stream: (spec.dataset.follow && !spec.model.has_closures()).then_some(stream),
             spec,
             manifest: Manifest::default(),
             checkpoint: None,
@@ -128,6 +133,7 @@ impl Evidence {
             result,
             evaluation,
             code_changes: code.changes,
+            closures,
         })
     }
 

@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 use steadfast_common::ids::{Generation, Pass, Slot, TaskId};
+use steadfast_common::records::closures::ClosureName;
 use steadfast_common::records::code::CodeChange;
 
 use crate::words::{pass as name_of, plural, some};
@@ -76,6 +77,10 @@ pub enum What {
     Examples { source: String, reported: u64, counted: u64 },
     /// The parameters of the final checkpoint differ from those of the result.
     OtherParameters { reported: String, found: String },
+    /// A slot lacks pushes of closures that another slot has.
+    LacksPushes { slot: Slot, pushes: Vec<TaskId> },
+    /// The push of a closure with a result does not count on every slot.
+    NotCounted { name: ClosureName, push: TaskId },
     /// Version, pass or exhausted lanes contradict the applied records.
     Position { reason: String },
     /// The applied records of a slot, or of all slots, are missing.
@@ -167,6 +172,16 @@ impl fmt::Display for What {
                     "the parameters of the final checkpoint have the SHA-256 {found}, those of the \
                      result {reported}"
                 )
+            }
+            Self::LacksPushes { slot, pushes } => {
+                write!(
+                    f,
+                    "slot {slot} lacks pushes of closures that another slot has: {}",
+                    some(pushes)
+                )
+            }
+            Self::NotCounted { name, push } => {
+                write!(f, "push {push} of the closure `{name}` does not count on every slot")
             }
             Self::Position { reason } => f.write_str(reason),
             Self::NoAppliedRecords { slot: Some(slot) } => {

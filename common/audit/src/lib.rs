@@ -6,6 +6,7 @@
 
 mod asynchronous;
 mod cause;
+mod closures;
 mod evidence;
 mod finding;
 mod generations;
@@ -37,6 +38,9 @@ pub fn audit(evidence: &Evidence) -> Report {
             outcome::note_first(evidence, checkpoint, &mut report);
             match evidence.spec.mode {
                 Mode::Sync => synchronous::check(evidence, checkpoint, &mut report),
+                Mode::Async if evidence.spec.model.has_closures() => {
+                    closures::check(evidence, checkpoint, &mut report);
+                }
                 Mode::Async => asynchronous::check(evidence, checkpoint, &mut report),
             }
         }
