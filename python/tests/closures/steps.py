@@ -139,3 +139,21 @@ def generated(count):
     for number in range(count):
         time.sleep(0.001)
         yield number
+
+
+def counts(seconds=0.0):
+    """Pushes a gradient that adds 1 to each parameter at a learning rate of 1; returns one of the values before."""
+    closure = steadfast.current_closure()
+    before = closure.get_parameters()
+    time.sleep(seconds)
+    closure.push({name: numpy.full_like(value, -1.0) for name, value in before.items()})
+    return float(before["left"][0])
+
+
+def pushes(gradient, then_raises=False, again=False):
+    """Pushes what it is given."""
+    steadfast.current_closure().push(gradient)
+    if again:
+        steadfast.current_closure().push(gradient)
+    if then_raises:
+        raise ValueError("after the push")
