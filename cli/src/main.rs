@@ -14,6 +14,7 @@ mod etcd;
 mod etcd_users;
 mod etcd_version;
 mod extend;
+mod follow;
 mod job_args;
 mod job_master;
 mod lists;

@@ -9,6 +9,7 @@ use steadfast_process::{Failure, print_line};
 use steadfast_proto::v1::ScaleRequest;
 use steadfast_proto::v1::scale_request::Mode;
 
+use crate::follow::{self, Follow};
 use crate::job_args::{Job, JobArgs};
 
 /// Set the number of slots of a job, or of workers of an elastic job, also while it runs.
@@ -23,7 +24,7 @@ use crate::job_args::{Job, JobArgs};
 pub struct ScaleArgs {
     /// Number of slots of a training job.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000),
-          required_unless_present_any = ["workers", "auto", "advise", "off", "worth"])]
+          required_unless_present_any = ["workers", "auto", "advise", "off", "worth", "follow"])]
     slots: Option<u32>,
     /// Most workers of an elastic job; `all` is as many as the nodes can run.
     #[arg(long, value_name = "N|all", value_parser = workers, conflicts_with = "slots")]
@@ -40,8 +41,24 @@ pub struct ScaleArgs {
     /// Set what a worker has to add to be worth its price, in percent of what a worker brings on average.
     #[arg(long, value_name = "PERCENT", value_parser = worth, conflicts_with = "slots")]
     worth: Option<u32>,
+    /// Run a command whenever an elastic job is to have another number of workers, until the job has ended: it starts and
+    /// stops nodes. `{workers}` and `{nodes}` in its arguments are replaced by numbers, and `STEADFAST_WORKERS` and
+    /// `STEADFAST_NODES` have them, too. A command that fails runs again.
+    #[arg(long, requires_all = ["most", "command"],
+          conflicts_with_all = ["slots", "workers", "auto", "advise", "off", "worth"])]
+    follow: bool,
+    /// The most workers for which the command of --follow can start nodes.
+    #[arg(long, value_name = "N", requires = "follow",
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(WORKERS_MAX)))]
+    most: Option<u32>,
+    /// Workers of a node that the command of --follow starts [default: as many as a node that is there has, or 1].
+    #[arg(long, value_name = "N", requires = "follow", value_parser = clap::value_parser!(u32).range(1..))]
+    workers_per_node: Option<u32>,
     #[command(flatten)]
     job: JobArgs,
+    /// The command of --follow.
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<String>,
 }
 
 /// A number of workers; `None` is as many as the nodes can run.
@@ -82,6 +99,11 @@ pub async fn run(args: ScaleArgs) -> Result<ExitCode, Failure> {
         let message = format!("etcd has no job {}; name another one with --job", job.name);
         return Err(Failure::new(ErrorKind::NotFound, message));
     }
+    if let Some(most) = args.most {
+        must_be_elastic(&job).await?;
+        let (command, workers_per_node) = (args.command, args.workers_per_node);
+        return follow::run(&job, Follow { command, most, workers_per_node }).await;
+    }
     match args.slots {
         Some(slots) => set_slots(&job, slots).await,
         None => set_workers(&job, &args).await,
@@ -99,18 +121,23 @@ async fn set_slots(job: &Job, slots: u32) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
+async fn must_be_elastic(job: &Job) -> Result<(), Failure> {
+    if job.is_elastic().await? {
+        return Ok(());
+    }
+    let message = format!(
+        "job {} is not elastic: use --slots; start and stop its trainers at any time",
+        job.name
+    );
+    Err(Failure::invalid(message))
+}
+
 /// Tells the acting master.
 async fn set_workers(job: &Job, args: &ScaleArgs) -> Result<ExitCode, Failure> {
-    if !job.is_elastic().await? {
-        let message = format!(
-            "job {} is not elastic: use --slots; start and stop its trainers at any time",
-            job.name
-        );
-        return Err(Failure::invalid(message));
-    }
+    must_be_elastic(job).await?;
     let workers = args.workers.map(|Workers(workers)| workers.unwrap_or(0));
     let mode = args.mode().into();
-    let request = ScaleRequest { mode, workers, worth_percent: args.worth };
+    let request = ScaleRequest { mode, workers, worth_percent: args.worth, startable: None };
     let record = job.master().scale(request).await?;
     print_line(format_args!("job {}: workers {record}", job.name));
     Ok(ExitCode::SUCCESS)

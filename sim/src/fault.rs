@@ -277,7 +277,7 @@ impl Scene {
     fn scale(&self, workers: Option<u32>, is_auto: bool) {
         let mode = if is_auto { scale_request::Mode::Auto } else { scale_request::Mode::Kept };
         let (workers, worth_percent) = (Some(workers.unwrap_or(0)), None);
-        let request = ScaleRequest { mode: mode.into(), workers, worth_percent };
+        let request = ScaleRequest { mode: mode.into(), workers, worth_percent, startable: None };
         self.call(|channel| async move {
             let reply = ElasticClient::new(channel).scale(request).await;
             tracing::info!(target: "fault", ?reply, "scaled");

@@ -46,6 +46,9 @@ pub struct ScaleRecord {
     /// Absent: as many as the nodes can run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workers: Option<u32>,
+    /// The most workers for which nodes are started as the number grows. Absent: there are only the nodes that are there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub startable: Option<u32>,
     /// One more worker is worth its price if it adds at least this part, in percent, of what a worker brings on average.
     #[serde(default = "default_worth_percent")]
     pub worth_percent: u32,
@@ -166,9 +169,22 @@ impl Default for ScaleRecord {
         Self {
             mode: ScaleMode::default(),
             workers: None,
+            startable: None,
             worth_percent: default_worth_percent(),
             reason: ScaleReason::default(),
             memory: ScaleMemory::default(),
+        }
+    }
+}
+
+impl ScaleRecord {
+    /// Returns for how many workers there should be nodes; `None` if there is room for all that can be started. While fewer
+    /// workers are tried, the nodes of the others stay, to which the job may go back.
+    pub fn nodes_for(&self) -> Option<u32> {
+        let workers = self.workers?;
+        match (self.reason, self.memory.before) {
+            (ScaleReason::TriesFewer, Some(before)) => Some(workers.max(before)),
+            _ => Some(workers),
         }
     }
 }
@@ -190,6 +206,8 @@ pub struct ScaleWish {
     /// The most workers; `Some(None)` is as many as the nodes can run.
     pub workers: Option<Option<u32>>,
     pub worth_percent: Option<u32>,
+    /// The most workers for which nodes are started; `Some(None)` is none but those of the nodes that are there.
+    pub startable: Option<Option<u32>>,
 }
 
 impl ScaleRecord {
@@ -209,6 +227,8 @@ impl ScaleRecord {
         if next != *self {
             next.memory = ScaleMemory::default();
         }
+        // What was measured is as true as before.
+        next.startable = wish.startable.unwrap_or(self.startable);
         next
     }
 }

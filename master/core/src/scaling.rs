@@ -22,6 +22,9 @@ const KEPT_MS: u64 = 30 * 60_000;
 /// A speed that differs so much from what it was says that the job, or its machines, are not what they were.
 const DRIFT: f64 = 0.25;
 
+/// How long nodes are waited for that are started for a try.
+const START_MS: u64 = 10 * 60_000;
+
 /// Each number of workers that is tried is at least so many times the next smaller one: a smaller step would gain less
 /// than the speed varies by itself.
 const STEP: f64 = 1.3;
@@ -37,6 +40,8 @@ pub struct Situation<'a> {
     pub speed: f64,
     /// The numbers of workers that rounds can have, in ascending order.
     pub possible: &'a [u32],
+    /// The workers of the nodes that are there; more may be started.
+    pub there: u32,
 }
 
 /// Tells how a larger number of workers compares to a smaller one.
@@ -86,12 +91,14 @@ struct Policy<'a> {
     is_noteworthy: bool,
     /// Whether pauses are kept.
     pauses: bool,
+    /// Whether nodes that a try needs are still being started.
+    waits: bool,
 }
 
 impl<'a> Policy<'a> {
     /// Returns what follows from what was measured, before the next decision.
     fn new(record: &ScaleRecord, situation: &'a Situation<'a>) -> Option<Self> {
-        let Situation { ms, present, speed, possible } = *situation;
+        let Situation { ms, present, speed, possible, there } = *situation;
         if present == 0 || !speed.is_finite() || speed <= 0.0 {
             return None;
         }
@@ -105,6 +112,10 @@ impl<'a> Policy<'a> {
             more: rungs.iter().rev().find(|it| present < **it).copied(),
             is_noteworthy: false,
             pauses: true,
+            waits: record.reason == ScaleReason::TriesMore
+                && record.workers.is_some_and(|desired| there < desired)
+                && record.startable.is_some()
+                && ms.saturating_sub(record.memory.changed_ms) < START_MS,
         };
         policy.forget_drifted();
         let is_fresh = |it: &MeasuredSpeed| ms.saturating_sub(it.ms) <= KEPT_MS;
@@ -130,6 +141,9 @@ impl<'a> Policy<'a> {
     /// Ends a try that was not in vain, or to which nodes were lost.
     fn end_try(&mut self) {
         let present = self.situation.present;
+        if self.waits {
+            return;
+        }
         let Some(before) = self.memory.before.filter(|_| self.reason.is_try()) else { return };
         let gain = self.gain(before.min(present), before.max(present));
         let is_there = match self.reason {
@@ -153,6 +167,9 @@ impl<'a> Policy<'a> {
     /// Returns another number of workers, and why.
     fn next(&mut self) -> Option<(u32, ScaleReason)> {
         let present = self.situation.present;
+        if self.waits {
+            return None;
+        }
         if let Some(before) = self.memory.before.filter(|_| self.reason.is_try()) {
             self.pause_longer();
             return Some((before, self.reason.of_return()));

@@ -55,7 +55,8 @@ impl ElasticJob {
         };
         let possible = self.state.worker_counts(&self.settings);
         let (ms, possible) = (self.scaling.time(moment.now), possible.as_slice());
-        let situation = Situation { ms, present, speed, possible };
+        let there = self.state.workers_there();
+        let situation = Situation { ms, present, speed, possible, there };
         self.scaling.advice =
             next_try(&record, &situation).map(|(workers, reason)| advice(workers, reason));
         match decide(&record, &situation) {

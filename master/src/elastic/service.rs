@@ -259,8 +259,9 @@ fn scale_wish(request: &ScaleRequest) -> Result<ScaleWish, Status> {
         scale_request::Mode::Advise => Some(ScaleMode::Advise),
         scale_request::Mode::Auto => Some(ScaleMode::Auto),
     };
-    let ScaleRequest { workers, worth_percent, .. } = *request;
-    if let Some(workers) = workers.filter(|workers| WORKERS_MAX < *workers) {
+    let ScaleRequest { workers, worth_percent, startable, .. } = *request;
+    let given = workers.into_iter().chain(startable);
+    if let Some(workers) = given.max().filter(|workers| WORKERS_MAX < *workers) {
         let message = format!("{workers} workers are too many; use at most {WORKERS_MAX}");
         return Err(status(ErrorKind::Invalid, message));
     }
@@ -269,8 +270,9 @@ fn scale_wish(request: &ScaleRequest) -> Result<ScaleWish, Status> {
         let message = format!("{percent} % is no such part; use {least} to {most}");
         return Err(status(ErrorKind::Invalid, message));
     }
-    let workers = workers.map(|workers| Some(workers).filter(|workers| *workers != 0));
-    Ok(ScaleWish { mode, workers, worth_percent })
+    let none_if_0 = |number: u32| Some(number).filter(|number| *number != 0);
+    let (workers, startable) = (workers.map(none_if_0), startable.map(none_if_0));
+    Ok(ScaleWish { mode, workers, worth_percent, startable })
 }
 
 /// Returns what a node does next.

@@ -332,3 +332,51 @@ fn the_number_of_workers_is_changed_while_the_job_runs() {
     }
     assert!(shown(url, &["scale", "--auto"]).contains("(mode auto)"));
 }
+
+/// S002-10: a command starts and stops nodes when the job is to have another number of workers; one that fails runs again.
+#[test]
+fn a_command_follows_the_number_of_workers() {
+    let scene = Scene::new();
+    let job = ElasticJob::start(&scene, "1:4", &["--last-call", "300ms"]);
+    let url = &url(&job);
+    let _first = job.agent("a");
+    job.until_running(1);
+    shown(url, &["scale", "--workers", "2"]);
+    let script = "[ -e tried ] || { touch tried; exit 3; }\necho $1 $STEADFAST_WORKERS >> wanted\n";
+    let script = scene.write("platform.sh", script).display().to_string();
+    let args = ["scale", "--follow", "--most", "3", "--etcd-endpoints", url];
+    let args = [&args[..], &["--", "sh", &script, "{nodes}"]].concat();
+    let mut follower = scene.start("follower", "steadfast", &args);
+    let until_wanted = |last: &str| {
+        within(LIMIT, &format!("the command is told {last}"), || {
+            let told = std::fs::read_to_string(scene.path("wanted")).ok()?;
+            (told.lines().last() == Some(last)).then_some(())
+        })
+    };
+    until_wanted("2 2");
+    assert!(follower.stdout().contains("the command failed, and runs again: exit status: 3"));
+    let _second = job.agent("b");
+    job.until_running(2);
+    // All means as many as can be started.
+    shown(url, &["scale", "--workers", "all"]);
+    until_wanted("3 3");
+    shown(url, &["scale", "--workers", "1"]);
+    until_wanted("1 1");
+    let key = Keys::of_job("job").workers_desired();
+    let record = || etcdctl(url, &["get", "--print-value-only", &key]);
+    assert!(record().contains("\"startable\":3"), "{}", record());
+    follower.signal(Signal::SIGTERM);
+    assert_eq!(follower.end(LIMIT).code, Some(0));
+    assert!(!record().contains("startable"), "{}", record());
+    for (args, wanted) in [
+        (&["scale", "--follow", "--most", "2"][..], "COMMAND"),
+        (&["scale", "--follow", "--most", "2", "--workers", "1", "--", "true"], "--workers"),
+    ] {
+        let ended = tool(url, args, &[]);
+        assert_eq!(ended.code, Some(2), "{args:?}: {}", ended.stderr);
+        assert!(ended.stderr.contains(wanted), "{args:?}: {}", ended.stderr);
+    }
+    let ended = tool(url, &["scale", "--follow", "--most", "1"], &["--", "no-such-program"]);
+    assert_eq!(ended.code, Some(3), "{}", ended.stderr);
+    assert!(ended.stderr.contains("there is no program `no-such-program`"), "{}", ended.stderr);
+}

@@ -58,15 +58,26 @@ impl Rendezvous {
         self.index.in_place.len().saturating_sub(self.places(settings))
     }
 
-    /// Returns the numbers of workers that rounds of the nodes that are known now can have, in ascending order.
+    /// Returns the numbers of workers that rounds can have, in ascending order: those of the nodes that are known now,
+    /// and of nodes like the last of them that can be started.
     pub fn worker_counts(&self, settings: &Settings) -> Vec<u32> {
         let (min, max) = (settings.nodes.min() as usize, settings.nodes.max() as usize);
+        let known: Vec<u32> = self.candidates(true).into_iter().map(|it| it.slots).collect();
+        let startable = self.scale.as_ref().and_then(|it| it.startable).unwrap_or(0);
+        let like_last = std::iter::repeat(known.last().copied().unwrap_or(0));
+        let (known, more) = (known.iter().copied(), like_last.take_while(|slots| *slots != 0));
         let mut workers = 0;
-        let sums = self.candidates(true).into_iter().map(|record| {
-            workers += record.slots;
-            workers
+        let all = known.map(|slots| (slots, true)).chain(more.map(|slots| (slots, false)));
+        let sums = all.map_while(|(slots, is_known)| {
+            workers += slots;
+            (is_known || workers <= startable).then_some(workers)
         });
         sums.take(max).skip(min - 1).collect()
+    }
+
+    /// Returns how many workers the nodes that are known now can run.
+    pub fn workers_there(&self) -> u32 {
+        self.candidates(true).into_iter().map(|record| record.slots).sum()
     }
 
     /// Notes again how many nodes have no more workers than are desired.

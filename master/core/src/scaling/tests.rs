@@ -19,18 +19,21 @@ struct Plant<F> {
     present: u32,
     /// The times of changes.
     changes: Vec<u64>,
+    /// The workers of the nodes that are there, if more can be started.
+    there: Option<u32>,
 }
 
 impl<F: FnMut(u32) -> f64> Plant<F> {
     fn new(possible: impl IntoIterator<Item = u32>, present: u32, speed: F) -> Self {
         let record = ScaleRecord { mode: ScaleMode::Auto, ..ScaleRecord::default() };
         let possible = possible.into_iter().collect();
-        Self { speed, possible, record, now: 0, present, changes: Vec::new() }
+        Self { speed, possible, record, now: 0, present, changes: Vec::new(), there: None }
     }
 
     fn decide(&self, speed: f64) -> Option<ScaleRecord> {
         let (ms, present, possible) = (self.now, self.present, &self.possible);
-        decide(&self.record, &Situation { ms, present, speed, possible })
+        let there = self.there.unwrap_or(possible.last().copied().unwrap_or(0));
+        decide(&self.record, &Situation { ms, present, speed, possible, there })
     }
 
     /// Measures one window, and follows the decision.
@@ -44,7 +47,7 @@ impl<F: FnMut(u32) -> f64> Plant<F> {
         if is_change {
             assert!(self.possible.contains(&workers), "{workers}");
             self.changes.push(self.now);
-            self.present = workers;
+            self.present = self.there.map_or(workers, |there| workers.min(there));
         }
     }
 
@@ -114,6 +117,7 @@ fn a_change_of_the_job_ends_the_pause() {
         now: plant.now,
         present: plant.present,
         changes: Vec::new(),
+        there: None,
     };
     plant.run(45 * 60_000);
     assert_eq!(plant.present, 8);
@@ -127,7 +131,7 @@ fn a_pause_does_not_hide_the_next_try() {
     assert_eq!((plant.present, plant.record.reason), (1, ScaleReason::MoreDidNotPay));
     plant.record.memory.next_try_ms = u64::MAX;
     let (ms, possible) = (plant.now + 2 * KEPT_MS, plant.possible.as_slice());
-    let situation = Situation { ms, present: 1, speed: 100.0, possible };
+    let situation = Situation { ms, present: 1, speed: 100.0, possible, there: 2 };
     assert_eq!(decide(&plant.record, &situation), None);
     assert_eq!(next_try(&plant.record, &situation), Some((2, ScaleReason::TriesMore)));
 }
@@ -156,6 +160,27 @@ fn a_try_to_which_nodes_were_lost_is_no_verdict() {
     plant.possible = vec![1, 2, 3, 4];
     plant.run(HOUR_MS);
     assert_eq!(plant.present, 4);
+}
+
+/// S002-10: nodes that are started for a try are waited for; if they do not come, that is no verdict about them.
+#[test]
+fn a_try_waits_for_the_nodes_that_are_started_for_it() {
+    for comes in [true, false] {
+        let mut plant = Plant::new(1..=4, 2, |workers| 100.0 * f64::from(workers));
+        (plant.record.startable, plant.there) = (Some(4), Some(2));
+        plant.window();
+        assert_eq!((plant.present, plant.record.workers), (2, Some(3)));
+        plant.run(START_MS - 2 * WINDOW_MS);
+        assert_eq!((plant.record.reason, plant.changes.len()), (ScaleReason::TriesMore, 1));
+        if comes {
+            (plant.present, plant.there) = (3, Some(4));
+            plant.run(2 * WINDOW_MS);
+            assert_eq!((plant.present, plant.record.reason), (4, ScaleReason::MorePaid));
+        } else {
+            plant.run(3 * WINDOW_MS);
+            assert_eq!(plant.record.reason, ScaleReason::TooFewNodes);
+        }
+    }
 }
 
 /// A new master decides as the one before it would have: all that the policy remembers is in the record.
