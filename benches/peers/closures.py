@@ -1,7 +1,8 @@
 """Compares closures of steadfast.Coordinator with those of TensorFlow's ClusterCoordinator.
 
-Each side has four workers of one thread. A run is a process of its own: closures.py steadfast|named|tensorflow
-DIRECTORY, which writes what it has measured to a file there.
+Each side has four workers of one thread. Closures are empty, or read a variable of 1 000 values on a parameter server
+and add to it. A run is a process of its own: closures.py SIDE DIRECTORY, which writes what it has measured to a file
+there.
 """
 
 from __future__ import annotations
@@ -29,11 +30,35 @@ SIDES = {
     "steadfast": "Steadfast, `Coordinator`",
     "named": "Steadfast, `Coordinator`, each closure with a name, results in etcd",
     "tensorflow": "TensorFlow, `ClusterCoordinator`",
+    "pushing": "Steadfast, closures that pull and push",
+    "named-pushing": "Steadfast, closures that pull and push, each with a name",
+    "tensorflow-variables": "TensorFlow, closures that read a variable and add to it",
 }
+
+BASES = {side: "tensorflow-variables" if "push" in side or "variables" in side else "tensorflow" for side in SIDES}
+"""The side of TensorFlow that each side is compared with."""
+
+VALUES = 1000
+"""Values of the variable."""
+
+JOB = """
+name = "bench"
+mode = "async"
+model = { kind = "closures" }
+learning_rate = { base = 1.0 }
+"""
 
 
 def nothing() -> None:
     """What a worker of ours runs."""
+
+
+def adds() -> None:
+    """What a worker of ours runs with a variable."""
+    import steadfast
+
+    closure = steadfast.current_closure()
+    closure.push({"w": -1e-6 * closure.get_parameters()["w"]})
 
 
 def measured(schedule: Callable[[], Any], join: Callable[[], None]) -> Dict[str, float]:
@@ -66,27 +91,31 @@ def wait_for(log: pathlib.Path, text: str) -> None:
         time.sleep(0.02)
 
 
-def of_steadfast(directory: pathlib.Path, named: bool) -> Dict[str, float]:
+def of_steadfast(directory: pathlib.Path, named: bool, pushes: bool) -> Dict[str, float]:
     import closures  # The workers know the function by this module.
     import steadfast
 
     addresses = [recovery.free_address() for _ in range(WORKERS)]
     etcd = recovery.free_address()
-    commands: List[Tuple[str, List[str]]] = [
-        (address, [sys.executable, "-m", "steadfast.worker", str(HERE / "closures.py"), "--listen", address])
-        for address in addresses
-    ]
-    if named:
+    worker = [sys.executable, "-m", "steadfast.worker", str(HERE / "closures.py"), "--etcd-endpoints", etcd]
+    commands: List[Tuple[str, List[str]]] = [(it, [*worker, "--listen", it]) for it in addresses]
+    if named or pushes:
         commands.append((etcd, ["steadfast", "etcd", "--listen", etcd, "--data-dir", str(directory / "etcd")]))
+    if pushes:
+        (directory / "bench.toml").write_text(JOB)
+        run = ["local", "bench.toml", "--pservers", "1", "--etcd", etcd, "--data-dir", "job"]
+        commands.append(("local:job", ["steadfast", *run]))
     processes = []
     try:
         for name, command in commands:
             log = directory / f"{name.rpartition(':')[2]}.log"
             with open(log, "w") as file:
-                processes.append(subprocess.Popen(command, stdout=file, stderr=file))
+                processes.append(subprocess.Popen(command, stdout=file, stderr=file, cwd=directory))
         for address in addresses:
             wait_for(directory / f"{address.rpartition(':')[2]}.log", "listens on")
-        job = {"job": "bench", "endpoints": etcd} if named else {}
+        job: Dict[str, Any] = {"job": "bench", "endpoints": etcd} if named or pushes else {}
+        if pushes:
+            job["parameters"] = {"w": [1.0] * VALUES}
         with steadfast.Coordinator(addresses, **job) as coordinator:
             while not all(worker.threads for worker in coordinator.workers):
                 time.sleep(0.01)
@@ -94,7 +123,7 @@ def of_steadfast(directory: pathlib.Path, named: bool) -> Dict[str, float]:
 
             def schedule() -> Any:
                 name = str(next(numbers)) if named else None
-                return coordinator.schedule(closures.nothing, name=name)
+                return coordinator.schedule(closures.adds if pushes else closures.nothing, name=name)
 
             return measured(schedule, coordinator.join)
     finally:
@@ -103,7 +132,7 @@ def of_steadfast(directory: pathlib.Path, named: bool) -> Dict[str, float]:
             process.wait()
 
 
-def of_tensorflow(directory: pathlib.Path) -> None:
+def of_tensorflow(directory: pathlib.Path, with_variable: bool) -> None:
     """Writes what it has measured, and ends this process."""
     import task
 
@@ -123,7 +152,15 @@ def of_tensorflow(directory: pathlib.Path) -> None:
         def closure():
             return tf.constant(0)
 
-        report(directory, measured(lambda: coordinator.schedule(closure), coordinator.join))
+        with strategy.scope():
+            variable = tf.Variable(tf.ones(VALUES))
+
+        @tf.function
+        def adding():
+            variable.assign_add(1e-6 * variable)
+
+        chosen = adding if with_variable else closure
+        report(directory, measured(lambda: coordinator.schedule(chosen), coordinator.join))
     finally:
         train_tensorflow.end(servers)
 
@@ -153,7 +190,7 @@ def compare(rounds: int, directory: pathlib.Path, say: Callable[[str], None]) ->
             sample = run(side, directory / f"{side}-{number}")
             say(f"round {number + 1}, {SIDES[side]}: {sample or 'failed'}")
             found[side].append(sample)
-    print(f"\nclosures: {WORKERS} workers, {CLOSURES} empty closures\n")
+    print(f"\nclosures: {WORKERS} workers, {CLOSURES} closures, empty or with a variable of {VALUES} values\n")
     print("| system | closures per second (range) | relative to TensorFlow | milliseconds for one, median |")
     print("|---|---|---|---|")
     for side, samples in found.items():
@@ -161,7 +198,7 @@ def compare(rounds: int, directory: pathlib.Path, say: Callable[[str], None]) ->
         if not rates:
             print(f"| {SIDES[side]} | failed | | |")
             continue
-        pairs = zip(samples, found["tensorflow"])
+        pairs = zip(samples, found[BASES[side]])
         ratios = [it["rate"] / base["rate"] for it, base in pairs if it and base]
         ratio = f"{statistics.median(ratios):.1f}" if ratios else ""
         latency = statistics.median(it["milliseconds"] for it in samples if it)
@@ -171,10 +208,10 @@ def compare(rounds: int, directory: pathlib.Path, say: Callable[[str], None]) ->
 
 def main() -> None:
     side, directory = sys.argv[1], pathlib.Path(sys.argv[2])
-    if side == "tensorflow":
-        of_tensorflow(directory)
+    if side.startswith("tensorflow"):
+        of_tensorflow(directory, with_variable="variables" in side)
     else:
-        report(directory, of_steadfast(directory, side == "named"))
+        report(directory, of_steadfast(directory, named="named" in side, pushes="pushing" in side))
 
 
 if __name__ == "__main__":
