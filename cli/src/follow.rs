@@ -5,6 +5,7 @@ use std::process::{ExitCode, Stdio};
 use std::time::Duration;
 
 use steadfast_common::error::ErrorKind;
+use steadfast_common::job::elastic::AnyJobRecord;
 use steadfast_common::records::rendezvous::NodeRecord;
 use steadfast_common::records::scale::ScaleRecord;
 use steadfast_coord::{CoordError, Mirror, Range, View, backoff};
@@ -16,6 +17,9 @@ use crate::job_args::Job;
 
 /// The longest pause before a command that has failed runs again.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
+
+/// The longest time that a command may take.
+const COMMAND_MAX: Duration = Duration::from_secs(600);
 
 /// What follows the number of workers.
 #[derive(Clone, Debug)]
@@ -100,7 +104,7 @@ async fn start(job: &Job, follow: &Follow, workers: u32) -> Result<Result<(), St
         Some(per_node) => per_node,
         None => workers_per_node(job).await?,
     };
-    let nodes = workers.div_ceil(per_node);
+    let nodes = nodes_within(job, workers.div_ceil(per_node)).await?;
     let words: Vec<String> = filled(&follow.command, workers, nodes);
     let [program, args @ ..] = &words[..] else { return Ok(Ok(())) };
     print_line(format_args!(
@@ -108,14 +112,16 @@ async fn start(job: &Job, follow: &Follow, workers: u32) -> Result<Result<(), St
         job.name,
         words.join(" ")
     ));
-    let ended = Command::new(program)
+    let running = Command::new(program)
         .args(args)
         .env("STEADFAST_WORKERS", workers.to_string())
         .env("STEADFAST_NODES", nodes.to_string())
         .stdin(Stdio::null())
         .kill_on_drop(true)
-        .status()
-        .await;
+        .status();
+    let Ok(ended) = tokio::time::timeout(COMMAND_MAX, running).await else {
+        return Ok(Err(format!("it was ended after {} minutes", COMMAND_MAX.as_secs() / 60)));
+    };
     match ended {
         Ok(status) if status.success() => Ok(Ok(())),
         Ok(status) => Ok(Err(status.to_string())),
@@ -124,6 +130,16 @@ async fn start(job: &Job, follow: &Follow, workers: u32) -> Result<Result<(), St
         }
         Err(error) => Ok(Err(error.to_string())),
     }
+}
+
+/// Returns a number of nodes that the job can have.
+async fn nodes_within(job: &Job, nodes: u32) -> Result<u32, Failure> {
+    Ok(match job.etcd.get_json::<AnyJobRecord>(&job.keys.job()).await? {
+        Some(AnyJobRecord::Elastic(record)) => {
+            nodes.min(record.spec.nodes.max).max(record.spec.nodes.min)
+        }
+        Some(AnyJobRecord::Training(_)) | None => nodes,
+    })
 }
 
 fn filled(command: &[String], workers: u32, nodes: u32) -> Vec<String> {
