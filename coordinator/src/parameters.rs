@@ -1,6 +1,6 @@
 //! The parameters of a coordinator's job: which pushes count on all parameter servers, and which a checkpoint covers.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -134,6 +134,9 @@ fn failure(error: ClientError) -> Failure {
     }
 }
 
+/// The checkpoints that are remembered: a rollback shows one of those that a job keeps again.
+const SEEN_MAX: usize = 256;
+
 /// Which of the closures that have pushed are in a checkpoint.
 ///
 /// A checkpoint is taken while closures push, and the next begins after it was committed. So a push that was
@@ -146,7 +149,8 @@ pub(crate) struct Coverage {
     open: VecDeque<(u64, ClosureId)>,
     /// Counts the checkpoints that were seen as the newest.
     checkpoints: u64,
-    seen: BTreeSet<String>,
+    /// The last of these.
+    seen: VecDeque<String>,
     /// The count of the pushes that were acknowledged while each of the last checkpoints was the newest.
     pushed_at: BTreeMap<u64, u64>,
 }
@@ -163,9 +167,13 @@ impl Coverage {
     /// places of their pushes.
     pub(crate) fn note(&mut self, newest: Option<String>, pushed: u64) -> Vec<(u64, ClosureId)> {
         if let Some(newest) = newest
-            && self.seen.insert(newest)
+            && !self.seen.contains(&newest)
         {
             self.checkpoints += 1;
+            self.seen.push_back(newest);
+            if SEEN_MAX < self.seen.len() {
+                self.seen.pop_front();
+            }
         }
         self.pushed_at.insert(self.checkpoints, pushed);
         let before = self.pushed_at.range(..=self.checkpoints.saturating_sub(2)).next_back();
