@@ -11,6 +11,7 @@ use steadfast_coord::Etcd;
 use steadfast_coordinator_core::{OnError, Settings};
 use steadfast_process::{EtcdArgs, Failure, LogArgs, SecurityArgs, TlsArgs};
 
+use crate::announce::Announcement;
 use crate::coordinator::{CoordinatorSettings, Lock};
 
 /// Runs closures of coordinators, with the functions of the modules that it is started with.
@@ -27,6 +28,16 @@ pub struct WorkerArgs {
     /// Maximum number of closures that run at once, each on its own thread.
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: u32,
+    /// Name of a job whose coordinator finds this worker in etcd, so that its address need not be known.
+    #[arg(long, value_name = "NAME", value_parser = steadfast_process::job_name)]
+    pub job: Option<String>,
+    /// Host, or host and port, at which coordinators of the job connect to this worker [default: the bound address; if
+    /// that is 0.0.0.0, the address of this machine on the route to etcd].
+    #[arg(long, value_name = "HOST[:PORT]", value_parser = steadfast_process::advertised_host)]
+    pub advertise: Option<String>,
+    /// Time to live of the worker's lease in etcd.
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = steadfast_process::lease_ttl)]
+    pub lease_ttl: Duration,
     #[command(flatten)]
     pub etcd: EtcdArgs,
     #[command(flatten)]
@@ -42,6 +53,9 @@ pub struct CoordinatorArgs {
     /// Name of the job, below which results of closures with a name are kept in etcd. Without it nothing is kept.
     #[arg(long, value_name = "NAME", value_parser = steadfast_process::job_name)]
     pub job: Option<String>,
+    /// Add the workers that are started for the job.
+    #[arg(long, requires = "job")]
+    pub discover: bool,
     #[command(flatten)]
     pub etcd: EtcdArgs,
     #[command(flatten)]
@@ -64,6 +78,20 @@ pub struct CoordinatorArgs {
     pub waiting_max: u32,
     #[command(flatten)]
     pub log: LogArgs,
+}
+
+impl WorkerArgs {
+    /// Returns where a worker with this address announces itself, if it has a job.
+    ///
+    /// # Errors
+    /// If no address is known at which others can connect, or the endpoints of etcd are invalid.
+    pub async fn announcement(&self, bound: SocketAddr) -> Result<Option<Announcement>, Failure> {
+        let Some(job) = &self.job else { return Ok(None) };
+        let address = self.etcd.advertised(self.advertise.as_deref(), bound)?;
+        let etcd = Etcd::connect(&self.etcd.options(&self.security.tls)).await?;
+        let (keys, lease_ttl) = (Keys::of_job(job), self.lease_ttl);
+        Ok(Some(Announcement { etcd, keys, address, lease_ttl }))
+    }
 }
 
 impl CoordinatorArgs {
@@ -100,6 +128,7 @@ impl CoordinatorArgs {
             waiting_max: self.waiting_max as usize,
             tls: self.tls.identity()?,
             lock,
+            discovers: self.discover,
             params,
         })
     }

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use steadfast_common::error::ErrorKind;
 use steadfast_common::job::dataset::sha256;
-use steadfast_common::role::Role;
 use steadfast_common::tensor::layout::ParamSpec;
 use steadfast_coordinator_core::{ClosureId, Input, Settings, WorkerIndex};
 use steadfast_host::random;
@@ -23,11 +22,13 @@ use tokio_util::sync::CancellationToken;
 use tracing::debug;
 use uuid::Uuid;
 
+use crate::announce::discover;
 pub use crate::driver::Lock;
 use crate::driver::{ARGUMENTS_BYTES_MAX, Driver, send};
-use crate::link::{Attended, Link};
+use crate::link::Attended;
 use crate::parameters::Parameters;
-use crate::table::{Scheduled, Shared, Table, WorkerState};
+use crate::table::{Scheduled, Shared, Table};
+use crate::workers::WorkerSet;
 
 /// Time between looks at whether the first term has begun.
 const BEGUN_POLL: Duration = Duration::from_millis(20);
@@ -41,6 +42,8 @@ pub struct CoordinatorSettings {
     pub tls: TlsIdentity,
     /// Selects where results of named closures are stored. Without it, they are kept in memory.
     pub lock: Option<Lock>,
+    /// Whether workers that announce themselves below the keys of the lock are added.
+    pub discovers: bool,
     /// All parameters that closures train, in order; they need the lock. Empty if there are none.
     pub params: Vec<ParamSpec>,
 }
@@ -59,9 +62,9 @@ pub enum ScheduleError {
 pub struct Coordinator {
     id: Uuid,
     waiting_max: usize,
-    tls: TlsIdentity,
     /// Absent in a simulation.
     runtime: Option<Handle>,
+    workers: Arc<WorkerSet>,
     shared: Arc<Shared>,
     /// Number of the next value of each worker.
     next_value: AtomicU64,
@@ -71,7 +74,8 @@ pub struct Coordinator {
     /// Dropping it ends the driver.
     leave: Mutex<Option<oneshot::Sender<()>>>,
     driver: Mutex<Option<Task<()>>>,
-    links: Mutex<Vec<Task<()>>>,
+    /// What runs beside the driver until the coordinator is closed.
+    followers: Mutex<Vec<Task<()>>>,
     /// Absent without parameters, and once the coordinator is closed.
     parameters: Mutex<Option<Parameters>>,
 }
@@ -84,7 +88,9 @@ impl Coordinator {
     /// of etcd.
     pub async fn start(settings: CoordinatorSettings) -> Result<Self, Failure> {
         let id = random::uuid();
-        let CoordinatorSettings { machine, waiting_max, tls, lock, params } = settings;
+        let CoordinatorSettings { machine, waiting_max, tls, lock, discovers, params } = settings;
+        let found_in = lock.as_ref().filter(|_| discovers);
+        let found_in = found_in.map(|it| (it.etcd.clone(), it.keys.clone()));
         let first = match &lock {
             Some(lock) => Some(lock.acquire(id).await?),
             None => None,
@@ -111,19 +117,39 @@ impl Coordinator {
             closing: closing.clone(),
         };
         let driver = spawn(driver.run(first));
-        let follows = parameters.clone().map(|it| spawn(it.follow(shared.clone(), outbox.clone())));
+        let runtime = Handle::try_current().ok();
+        let attended = Arc::new(Attended {
+            coordinator: id,
+            root: parameters.as_ref().map(|it| it.keys.root().to_owned()).unwrap_or_default(),
+            params: parameters.as_ref().map(|it| it.params.clone()).unwrap_or_default(),
+        });
+        let workers = Arc::new(WorkerSet {
+            attended,
+            tls,
+            runtime: runtime.clone(),
+            shared: shared.clone(),
+            outbox: outbox.clone(),
+            links: Mutex::default(),
+        });
+        let mut followers = Vec::new();
+        if let Some(parameters) = parameters.clone() {
+            followers.push(spawn(parameters.follow(shared.clone(), outbox.clone())));
+        }
+        if let Some((etcd, keys)) = found_in {
+            followers.push(spawn(discover(workers.clone(), etcd, keys)));
+        }
         Ok(Self {
             id,
             waiting_max,
-            tls,
-            runtime: Handle::try_current().ok(),
+            runtime,
+            workers,
             shared,
             next_value: AtomicU64::new(1),
             outbox,
             closing,
             leave: Mutex::new(Some(leave)),
             driver: Mutex::new(Some(driver)),
-            links: Mutex::new(follows.into_iter().collect()),
+            followers: Mutex::new(followers),
             parameters: Mutex::new(parameters),
         })
     }
@@ -133,64 +159,7 @@ impl Coordinator {
     /// # Errors
     /// `Invalid` if the address is none; why the coordinator has ended.
     pub fn add_worker(&self, address: &str) -> Result<WorkerIndex, Failure> {
-        if let Some(failure) = self.shared.lock().ended() {
-            return Err(failure.clone());
-        }
-        let is_address = address.rsplit_once(':').is_some_and(|(host, port)| {
-            !host.is_empty()
-                && !address.contains("://")
-                && port.parse::<u16>().is_ok_and(|it| it != 0)
-        });
-        if !is_address {
-            let message = format!("`{address}` is not the address of a worker: use `host:port`");
-            return Err(Failure::invalid(message));
-        }
-        let known = self.index_of(address);
-        if let Some(worker) = known {
-            self.shared.change(|table| {
-                if let Some(row) = table.workers.get_mut(&worker) {
-                    (row.is_stopped, row.is_at_rest) = (false, false);
-                }
-            });
-            send(&self.outbox, Input::Started(worker));
-            return Ok(worker);
-        }
-        let _guard = self.runtime.as_ref().map(Handle::enter);
-        let channel = self.tls.dial(address, Role::Trainer).map_err(Failure::invalid)?;
-        let worker = self.shared.change(|table| {
-            let last = table.workers.last_key_value().map(|(index, _)| index.0);
-            let index = WorkerIndex(last.map_or(0, |it| it + 1));
-            table.workers.insert(
-                index,
-                WorkerState {
-                    address: address.to_owned(),
-                    is_stopped: false,
-                    is_at_rest: false,
-                    threads: None,
-                    leaves: false,
-                    reason: "it has not answered yet".to_owned(),
-                    running: 0,
-                    finished: 0,
-                    channel: channel.clone(),
-                },
-            );
-            index
-        });
-        send(&self.outbox, Input::Started(worker));
-        let (shared, outbox) = (self.shared.clone(), self.outbox.clone());
-        let attended = {
-            let parameters = self.parameters.lock().unwrap_or_else(PoisonError::into_inner);
-            let parameters = parameters.as_ref();
-            Attended {
-                coordinator: self.id,
-                root: parameters.map(|it| it.keys.root().to_owned()).unwrap_or_default(),
-                params: parameters.map(|it| it.params.clone()).unwrap_or_default(),
-            }
-        };
-        let link = Link { attended, worker, channel, shared, outbox };
-        let link = spawn(link.follow());
-        self.links.lock().unwrap_or_else(PoisonError::into_inner).push(link);
-        Ok(worker)
+        self.workers.add(address)
     }
 
     /// Stops a worker: it ends what it runs, and takes no more closures until it is added again.
@@ -198,31 +167,12 @@ impl Coordinator {
     /// # Errors
     /// `NotFound` if no worker with this address was added.
     pub fn remove_worker(&self, address: &str) -> Result<WorkerIndex, Failure> {
-        let worker = self.index_of(address).ok_or_else(|| {
-            let known: Vec<String> =
-                self.shared.lock().workers().values().map(|it| it.address.clone()).collect();
-            let message =
-                format!("no worker `{address}` was added; there are: {}", known.join(", "));
-            Failure::new(ErrorKind::NotFound, message)
-        })?;
-        self.shared.change(|table| {
-            if let Some(row) = table.workers.get_mut(&worker) {
-                row.is_stopped = true;
-            }
-        });
-        send(&self.outbox, Input::Stopped(worker));
-        Ok(worker)
+        self.workers.remove(address)
     }
 
     /// Lets other workers run what a worker runs.
     pub fn take_back(&self, worker: WorkerIndex) {
         send(&self.outbox, Input::GivesBack(worker));
-    }
-
-    fn index_of(&self, address: &str) -> Option<WorkerIndex> {
-        let table = self.shared.lock();
-        let found = table.workers().iter().find(|(_, it)| it.address == address);
-        found.map(|(&index, _)| index)
     }
 
     /// Schedules a call. Its result is kept until [`Coordinator::release`].
@@ -335,22 +285,23 @@ impl Coordinator {
             let _ = driver.await;
         }
         self.shared.change(Table::cancel_all);
-        self.end_links();
+        self.end_followers();
         // Its client follows keys in etcd.
         drop(self.parameters.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 
-    fn end_links(&self) {
-        for link in self.links.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
-            link.abort();
+    fn end_followers(&self) {
+        for follower in self.followers.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            follower.abort();
         }
+        self.workers.end();
     }
 }
 
 impl Drop for Coordinator {
     fn drop(&mut self) {
         self.closing.cancel();
-        self.end_links();
+        self.end_followers();
     }
 }
 

@@ -9,6 +9,7 @@
 //! The table holds the state that outlives a term of the lock: the closures that are not settled, and the workers. Each
 //! term begins with it, and repeats the decisions that an earlier term did not release.
 
+mod announce;
 mod args;
 mod coordinator;
 mod driver;
@@ -16,7 +17,9 @@ mod link;
 mod parameters;
 mod table;
 mod worker;
+mod workers;
 
+pub use announce::Announcement;
 pub use args::{CoordinatorArgs, WorkerArgs};
 pub use coordinator::{Coordinator, CoordinatorSettings, Lock, ScheduleError, WorkerValue};
 pub use steadfast_coordinator_core::{

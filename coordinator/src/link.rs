@@ -28,6 +28,7 @@ const SAID_AFTER: Duration = Duration::from_secs(10);
 const SETTLED_AFTER: Duration = Duration::from_secs(5);
 
 /// What a coordinator tells each worker.
+#[derive(Debug)]
 pub(crate) struct Attended {
     pub coordinator: Uuid,
     /// The prefix of the keys of the job whose parameters closures train, and these parameters; empty without.
@@ -37,7 +38,7 @@ pub(crate) struct Attended {
 
 /// Follows a worker for as long as the coordinator runs.
 pub(crate) struct Link {
-    pub attended: Attended,
+    pub attended: Arc<Attended>,
     pub worker: WorkerIndex,
     pub channel: Channel,
     pub shared: Arc<Shared>,
@@ -50,6 +51,10 @@ impl Link {
         // Since when there is no connection, unless that was said already.
         let mut lost_at = Some(Instant::now());
         loop {
+            // One that was removed is not looked for, until it is added again.
+            while self.shared.lock().workers.get(&self.worker).is_some_and(|it| it.is_stopped) {
+                sleep(PAUSE_MAX).await;
+            }
             let begun = Instant::now();
             let reason = match self.attend().await {
                 Ok(()) => "the worker has ended".to_owned(),
@@ -74,7 +79,7 @@ impl Link {
     /// Returns when the connection has ended.
     async fn attend(&self) -> Result<(), Status> {
         let mut client = ClosuresClient::new(self.channel.clone());
-        let Attended { coordinator, root, params } = &self.attended;
+        let Attended { coordinator, root, params } = &*self.attended;
         let request = AttendRequest {
             coordinator: coordinator.to_string(),
             root: root.clone(),

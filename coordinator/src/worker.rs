@@ -14,7 +14,7 @@ use steadfast_common::records::keys::Keys;
 use steadfast_common::tensor::layout::{Layout, ParamSpec};
 use steadfast_coord::{Etcd, EtcdOptions};
 use steadfast_host::random;
-use steadfast_host::task::Task;
+use steadfast_host::task::{Task, spawn};
 use steadfast_host::time::{sleep, timeout};
 use steadfast_net::TlsIdentity;
 use steadfast_process::{Exposure, Failure, bind};
@@ -33,6 +33,8 @@ use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 use tracing::info;
 use uuid::Uuid;
+
+use crate::announce::Announcement;
 
 /// Time between looks at the closures that run, when the worker leaves.
 const LEAVE_POLL: Duration = Duration::from_millis(20);
@@ -194,6 +196,8 @@ pub struct WorkerServer {
     dropped: Dropped,
     phase: watch::Sender<Phase>,
     stop: CancellationToken,
+    /// Cancelled when the worker leaves.
+    leaves: CancellationToken,
     serving: Mutex<Option<Task<Result<(), tonic::transport::Error>>>>,
 }
 
@@ -234,7 +238,13 @@ impl WorkerServer {
         let identity: TlsIdentity = exposure.identity();
         let serving = port.serve(Routes::new(service), access, &identity, stop.clone());
         let (calls, serving) = (Mutex::new(calls), Mutex::new(Some(serving)));
-        Ok(Self { address, calls, running, coordinators, dropped, phase, stop, serving })
+        let leaves = CancellationToken::new();
+        Ok(Self { address, calls, running, coordinators, dropped, phase, stop, leaves, serving })
+    }
+
+    /// Lets the coordinator of a job find the worker, until it leaves.
+    pub fn announce(&self, announcement: Announcement) {
+        drop(spawn(announcement.keep(self.leaves.clone())));
     }
 
     /// Returns the address, with the port that was picked if it was 0.
@@ -274,6 +284,7 @@ impl WorkerServer {
             }
             begins
         });
+        self.leaves.cancel();
         if begins {
             info!("the worker leaves after the closures that it runs");
         }

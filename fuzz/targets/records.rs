@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use steadfast_common::ids::Slot;
 use steadfast_common::job::elastic::{AnyJobRecord, ElasticJobRecord};
-use steadfast_common::records::closures::ClosureRecord;
+use steadfast_common::records::closures::{ClosureRecord, PushesRecord, WorkerRecord};
 use steadfast_common::records::code::CodeRecord;
 use steadfast_common::records::commits::{CommitRecord, DealtRecord, Progress};
 use steadfast_common::records::given_up::GivenUpRecord;
@@ -133,6 +133,8 @@ const CHECKS: &[fn(&[u8])] = &[
     },
     |json| {
         check::<ClosureRecord>(json);
+        check::<PushesRecord>(json);
+        check::<WorkerRecord>(json);
     },
 ];
 

@@ -85,6 +85,11 @@ impl ClosureWorker {
         let etcd = args.etcd.options(&args.security.tls);
         let starting = WorkerServer::start(args.listen, &exposure, args.threads, etcd);
         let server = interruptible(py, &runtime, starting)?.map_err(failed)?;
+        let announcing = args.announcement(server.address());
+        if let Some(announcement) = interruptible(py, &runtime, announcing)?.map_err(failed)? {
+            let _entered = runtime.enter();
+            server.announce(announcement);
+        }
         let server = Arc::new(server);
         let (drained, leaving) = (shutdown.drain(), server.clone());
         runtime.spawn(async move {

@@ -222,7 +222,8 @@ class Coordinator:
     The ``with`` block waits for all closures at its end; left by an exception, it drops them.
 
     Args:
-        workers: Addresses (``host:port``) of the first workers. More are added with :meth:`add_worker`.
+        workers: Addresses (``host:port``) of the first workers. More are added with :meth:`add_worker`. Without any, a
+            coordinator with a ``job`` finds the workers that are started with ``--job``, and follows which of them run.
         job: Name of the job. With it, results of closures with a name are kept in etcd, and there is one coordinator of
             this job at a time.
         endpoints: Addresses of etcd; by default ``STEADFAST_ETCD_ENDPOINTS``, or that of this machine.
@@ -244,7 +245,7 @@ class Coordinator:
 
     def __init__(
         self,
-        workers: Iterable[str] = (),
+        workers: Optional[Iterable[str]] = None,
         *,
         job: Optional[str] = None,
         endpoints: Union[str, Sequence[str], None] = None,
@@ -264,6 +265,8 @@ class Coordinator:
                 '`if __name__ == "__main__":`'
             )
         settings = ["--continue-on-error"] if on_error == "continue" else []
+        if workers is None and job is not None:
+            settings.append("--discover")
         given = {"job": job, "worker-losses-max": worker_losses_max, "waiting-max": waiting_max}
         settings += [f"--{name}={value}" for name, value in given.items() if value is not None]
         if endpoints is not None:
@@ -273,7 +276,7 @@ class Coordinator:
         declared = None if parameters is None else dict(parameters)
         self._native = _native.Coordinator([*settings, *args], _emit, declared)
         self._indexes: Set[int] = set()
-        for address in workers:
+        for address in workers or ():
             self.add_worker(address)
 
     # Workers

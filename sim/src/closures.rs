@@ -487,6 +487,7 @@ async fn program(ledger: Shared, etcd: String, trains: bool) -> Result<(), Failu
         waiting_max: count_of_all as usize,
         tls: TlsIdentity::default(),
         lock: Some(Lock { etcd, keys: Keys::of_job(JOB), lease_ttl: LEASE_TTL }),
+        discovers: false,
         params,
     })
     .await?;

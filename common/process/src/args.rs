@@ -142,11 +142,7 @@ impl CommonArgs {
     /// # Errors
     /// If the bound address is unspecified (`0.0.0.0`), and no other address is known.
     pub fn advertised(&self, bound: SocketAddr) -> Result<String, Failure> {
-        match &self.advertise {
-            None => self.own_address(bound),
-            Some(address) if port_of(address).is_some_and(|port| port != 0) => Ok(address.clone()),
-            Some(address) => Ok(format!("{}:{}", host_of(address), bound.port())),
-        }
+        self.etcd.advertised(self.advertise.as_deref(), bound)
     }
 
     /// Returns the address of the admin port for other processes: the advertised host, the bound port.
@@ -155,26 +151,10 @@ impl CommonArgs {
     /// Returns the errors of [`CommonArgs::advertised`].
     pub fn admin_advertised(&self, bound: SocketAddr) -> Result<String, Failure> {
         match &self.advertise {
-            None => self.own_address(bound),
+            None => self.etcd.own_address(bound),
             // A port bound to loopback is not reachable by an advertised host.
             Some(_) if bound.ip().is_loopback() => Ok(bound.to_string()),
             Some(address) => Ok(format!("{}:{}", host_of(address), bound.port())),
-        }
-    }
-
-    /// Returns the bound address. If that is unspecified, returns the address of this machine on the
-    /// route to etcd, which the other clients of etcd can most likely reach.
-    fn own_address(&self, bound: SocketAddr) -> Result<String, Failure> {
-        if !bound.ip().is_unspecified() {
-            return Ok(bound.to_string());
-        }
-        let toward = self.etcd.urls().iter().find_map(|it| address_towards(it));
-        // If etcd is on this machine, the route to it does not show which address others can reach.
-        match toward.filter(|address| !address.is_loopback()) {
-            Some(address) => Ok(SocketAddr::new(address, bound.port()).to_string()),
-            None => Err(Failure::invalid(format!(
-                "other processes cannot connect to {bound}; set the address with --advertise"
-            ))),
         }
     }
 }
@@ -208,6 +188,40 @@ pub fn own_host() -> Result<String, Failure> {
 }
 
 impl EtcdArgs {
+    /// Returns the address at which other processes connect to a bound one, given `--advertise`.
+    ///
+    /// # Errors
+    /// If the bound address is unspecified (`0.0.0.0`), and no other address is known.
+    pub fn advertised(
+        &self,
+        advertise: Option<&str>,
+        bound: SocketAddr,
+    ) -> Result<String, Failure> {
+        match advertise {
+            None => self.own_address(bound),
+            Some(address) if port_of(address).is_some_and(|port| port != 0) => {
+                Ok(address.to_owned())
+            }
+            Some(address) => Ok(format!("{}:{}", host_of(address), bound.port())),
+        }
+    }
+
+    /// Returns the bound address. If that is unspecified, returns the address of this machine on the
+    /// route to etcd, which the other clients of etcd can most likely reach.
+    fn own_address(&self, bound: SocketAddr) -> Result<String, Failure> {
+        if !bound.ip().is_unspecified() {
+            return Ok(bound.to_string());
+        }
+        let toward = self.urls().iter().find_map(|it| address_towards(it));
+        // If etcd is on this machine, the route to it does not show which address others can reach.
+        match toward.filter(|address| !address.is_loopback()) {
+            Some(address) => Ok(SocketAddr::new(address, bound.port()).to_string()),
+            None => Err(Failure::invalid(format!(
+                "other processes cannot connect to {bound}; set the address with --advertise"
+            ))),
+        }
+    }
+
     /// Returns the URLs of the etcd members, with a scheme even where the arguments have none.
     pub fn urls(&self) -> Vec<String> {
         self.etcd_endpoints.iter().map(|endpoint| self.auth.url(endpoint)).collect()

@@ -1,9 +1,10 @@
-//! The results of named closures, and the numbers of their pushes, which a coordinator stores in etcd.
+//! What a coordinator stores in etcd, the results of named closures and the numbers of their pushes; and its workers.
 //!
 //! | key | record |
 //! |---|---|
 //! | `<root>/coordinator/results/<name>` | [`ClosureRecord`] |
 //! | `<root>/coordinator/pushes` | [`PushesRecord`] |
+//! | `<root>/coordinator/workers/<uuid>` | [`WorkerRecord`] |
 
 use std::fmt;
 use std::str::FromStr;
@@ -63,6 +64,13 @@ pub struct ClosureRecord {
     /// Set while it has no result: it has begun to run.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub runs: bool,
+}
+
+/// `coordinator/workers/<uuid>`: a worker that runs closures of the job's coordinator.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerRecord {
+    /// `host:port` at which the coordinator connects to it.
+    pub address: String,
 }
 
 /// `coordinator/pushes`: the numbers of pushes that may be in use.

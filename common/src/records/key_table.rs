@@ -148,6 +148,7 @@ pub const KEYS: &[Key] = {
         Key::new("launch/hosts/<host>", "HostRecord", FencedByLauncher),
         Key::new("coordinator/lock", "LockRecord", Compared).by(&[Writer::Coordinator]).leased(),
         Key::new("coordinator/pushes", "PushesRecord", FencedByCoordinator),
+        Key::new("coordinator/workers/<uuid>", "WorkerRecord", Compared).by(&[Trainer]).leased(),
         Key::new("coordinator/results/<name>", "ClosureRecord", FencedByCoordinator),
         Key::new("result", "ResultRecord", FencedOnce).by(&[Master, Operator]),
     ]
@@ -207,6 +208,7 @@ mod tests {
             keys.launch_host("host"),
             keys.coordinator_lock(),
             keys.closure_pushes(),
+            keys.closure_worker(node.0),
             keys.closure_result(&"epoch-3".parse().unwrap()),
             keys.result(),
         ];

@@ -1,5 +1,7 @@
 //! The etcd keys of a job. No other file contains their names.
 
+use uuid::Uuid;
+
 use crate::ids::{Generation, NodeId, Pass, Phase, Round, Slot, TaskId, TrainerId};
 use crate::records::closures::ClosureName;
 
@@ -255,6 +257,16 @@ impl Keys {
     /// [`Keys::closure_results_prefix`].
     pub fn coordinator_lock(&self) -> String {
         format!("{}/coordinator/lock", self.root)
+    }
+
+    /// Returns the prefix of the workers that announce themselves to the coordinator.
+    pub fn closure_workers_prefix(&self) -> String {
+        format!("{}/coordinator/workers/", self.root)
+    }
+
+    /// Returns the key of one such worker.
+    pub fn closure_worker(&self, id: Uuid) -> String {
+        format!("{}{id}", self.closure_workers_prefix())
     }
 
     /// Returns the key of the numbers of pushes that the closures of the job may have.

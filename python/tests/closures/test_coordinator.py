@@ -18,7 +18,7 @@ import numpy
 import pytest
 import steadfast
 import steps
-from closure_workers import HERE, Cluster, free_port, until
+from closure_workers import HERE, START_SECONDS, Cluster, free_port, until
 
 EXAMPLE = pathlib.Path(__file__).parents[3] / "examples" / "python" / "coordinator.py"
 
@@ -554,6 +554,38 @@ def test_ctrl_c_ends_a_wait_at_once(cluster, tmp_path):
     process.signal(signal.SIGINT)
     assert process.wait(10) == -signal.SIGINT
     assert "KeyboardInterrupt" in process.output()
+
+
+def test_a_coordinator_finds_the_workers_of_its_job(cluster, etcd):
+    """S000-8: the platform starts and ends workers, without a word to the coordinator."""
+    found = ["--job", "found", "--etcd-endpoints", etcd, "--lease-ttl", "1s"]
+
+    def start() -> str:
+        return cluster.start(str(HERE / "steps.py"), *found)
+
+    def running(coordinator) -> set:
+        return {it.address for it in coordinator.workers if it.state == "running" and it.threads}
+
+    first = start()
+    with steadfast.Coordinator(job="found", endpoints=etcd) as coordinator:
+        assert coordinator.schedule(steps.add, (1,)).fetch(timeout=START_SECONDS) == 2
+        second = start()
+        until(lambda: running(coordinator) == {first, second})
+        # One ends as its platform asks it to, the other one is killed.
+        cluster[first].signal(signal.SIGTERM)
+        assert cluster[first].wait() == 0
+        until(lambda: running(coordinator) == {second})
+        assert coordinator.schedule(steps.add, (2,)).fetch(timeout=START_SECONDS) == 3
+        third = start()
+        cluster[second].kill()
+        assert coordinator.schedule(steps.add, (3,)).fetch(timeout=START_SECONDS) == 4
+        until(lambda: running(coordinator) == {third})
+        states = {it.address: it.state for it in coordinator.workers}
+        until(lambda: {it.address: it.state for it in coordinator.workers}[second] == "stopped")
+        assert set(states) == {first, second, third}
+    # Workers that are given are all.
+    with steadfast.Coordinator([], job="found", endpoints=etcd) as coordinator:
+        assert coordinator.workers == []
 
 
 def test_an_etcd_that_is_away_delays_only_closures_with_a_name(cluster, tmp_path, caplog):
