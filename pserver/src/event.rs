@@ -63,8 +63,8 @@ pub enum Event {
         ids: Vec<RowIds>,
         reply: Reply<PullAnswer<PositionedRows>>,
     },
-    /// Requests the tasks of the current pass that all blocks reflect.
-    Applied { generation: Generation, reply: Reply<TaskRanges> },
+    /// Requests the tasks of the current pass that all blocks reflect, and the layout of the model.
+    Applied { generation: Generation, reply: Reply<(TaskRanges, Arc<Layout>)> },
     /// Requests the rows of all ranges as they are now.
     ReadTables { generation: Generation, reply: Reply<(Position, Arc<TablesSnapshot>)> },
     /// Rows that a snapshot found obsolete.

@@ -239,8 +239,8 @@ impl EventLoop {
             },
             Event::Applied { generation, reply } => {
                 let shard = || self.stage.shard().ok_or(EventError::NotInitialized);
-                let applied =
-                    self.check(generation).and_then(|()| shard()).map(Shard::applied_tasks);
+                let applied = self.check(generation).and_then(|()| shard());
+                let applied = applied.map(|it| (it.applied_tasks(), it.blocks().layout().clone()));
                 // The caller may be gone.
                 let _ = reply.send(applied);
             }

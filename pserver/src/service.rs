@@ -167,9 +167,11 @@ impl Pserver for Service {
         let generation = self.check(request.into_inner().target.as_ref())?;
         let applied = self.event_loop.call(|reply| Event::Applied { generation, reply }).await;
         self.check_lease()?;
-        let applied = Vec::from(applied.map_err(|error| refuse(&error))?);
-        let tasks = applied.into_iter().map(|(first, last)| TaskRange { first, last });
-        Ok(Response::new(AppliedReply { tasks: tasks.collect() }))
+        let (applied, layout) = applied.map_err(|error| refuse(&error))?;
+        let tasks = Vec::from(applied).into_iter();
+        let tasks = tasks.map(|(first, last)| TaskRange { first, last }).collect();
+        let params = layout.params().iter().map(Param::from).collect();
+        Ok(Response::new(AppliedReply { tasks, params }))
     }
 
     async fn norms(&self, request: Request<NormsRequest>) -> Result<Response<NormsReply>, Status> {

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::future::try_join_all;
+use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Generation, Pass, TaskId, Version};
 use steadfast_common::records::JobRecord;
 use steadfast_common::records::applied_records::{RecordRange, TaskRanges, checksum};
@@ -15,7 +16,7 @@ use steadfast_host::time::sleep;
 use steadfast_net::TlsIdentity;
 use steadfast_proto::v1::master_client::MasterClient;
 use steadfast_proto::v1::pserver_client::PserverClient;
-use steadfast_proto::v1::{AppliedRequest, DrainRequest, TaskRange};
+use steadfast_proto::v1::{AppliedReply, AppliedRequest, DrainRequest, Param, TaskRange};
 
 use crate::clip::clip;
 use crate::master::not_called;
@@ -197,7 +198,9 @@ impl Pservers {
                 let mut client = PserverClient::new(slot.channel.clone());
                 let request = AppliedRequest { target: Some(slot.target) };
                 if let Some(reply) = retries.attempt(with_timeout(client.applied(request))).await? {
-                    let tasks = reply.into_inner().tasks.into_iter();
+                    let AppliedReply { tasks, params } = reply.into_inner();
+                    self.check_params(params)?;
+                    let tasks = tasks.into_iter();
                     let ranges: Vec<(u32, u32)> =
                         tasks.map(|TaskRange { first, last }| (first, last)).collect();
                     return Ok::<_, ClientError>(TaskRanges::from(ranges));
@@ -208,4 +211,24 @@ impl Pservers {
         let first = all.next().unwrap_or_default();
         Ok(all.fold(first, |common, tasks| common.intersection(&tasks)))
     }
+
+    /// Checks that the slots have the parameters of the caller.
+    fn check_params(&self, params: Vec<Param>) -> Result<(), ClientError> {
+        let found: Vec<ParamSpec> = params.into_iter().map(ParamSpec::from).collect();
+        let (found, own) = (shapes(&found), shapes(self.layout.params()));
+        if found == own {
+            return Ok(());
+        }
+        let (peer, kind) = ("the job", ErrorKind::Conflict);
+        let message = format!(
+            "it has trained {found}, and this program has {own}; give a job with other parameters another name"
+        );
+        Err(ClientError::Rejected { peer, kind, message })
+    }
+}
+
+/// Lists parameters for a message, such as `weight [10, 64], bias [10]`.
+fn shapes(params: &[ParamSpec]) -> String {
+    let shown = params.iter().map(|param| format!("{} {:?}", param.name, param.shape));
+    shown.collect::<Vec<_>>().join(", ")
 }

@@ -153,6 +153,16 @@ def test_parameters_without_their_job_are_refused(cluster, run):
             coordinator.schedule(steps.counts).fetch()
 
 
+def test_another_program_has_the_same_parameters(cluster, run):
+    worker = start_worker(cluster, run)
+    with steadfast.Coordinator([worker], job="counting", endpoints=run.endpoint, parameters=zeros()) as coordinator:
+        coordinator.schedule(steps.counts)
+    other = {"left": numpy.zeros(5)}
+    error = r"has trained left \[3\], right \[2, 2\], and this program has left \[5\]"
+    with pytest.raises(steadfast.ConflictError, match=error):
+        steadfast.Coordinator([worker], job="counting", endpoints=run.endpoint, parameters=other)
+
+
 def test_a_rollback_of_the_parameters_runs_again_what_it_undoes(cluster, run):
     """S000-20: a pserver loses its memory, and each closure counts once all the same."""
     worker = start_worker(cluster, run)
