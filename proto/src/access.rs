@@ -40,7 +40,8 @@ pub fn access(path: &str) -> &'static [Role] {
         ("steadfast.v1.Master", "TakeCheckpoint") => &[Pserver, Admin],
         ("steadfast.v1.Master", "RestoreCheckpoint" | "AmendJob" | "Drain" | "Status") => &[Admin],
         ("steadfast.v1.Pserver", "Init") => &[Trainer],
-        ("steadfast.v1.Pserver", "Applied") => &[Admin],
+        // A program with a coordinator on the machine of a pserver comes over a Unix socket, as a trainer.
+        ("steadfast.v1.Pserver", "Applied") => &[Trainer, Admin],
         ("steadfast.v1.Pserver", "Norms") => &[Pserver],
         ("steadfast.v1.Pserver", "Snapshot" | "TableUsage") => &[Master],
         _ => &[],

@@ -14,7 +14,7 @@ import numpy
 import pytest
 import steadfast
 import steps
-from closure_workers import HERE, Cluster, Process, until
+from closure_workers import HERE, Cluster, Process, free_port, until
 
 JOB = """
 name = "counting"
@@ -161,6 +161,29 @@ def test_another_program_has_the_same_parameters(cluster, run):
     error = r"has trained left \[3\], right \[2, 2\], and this program has left \[5\]"
     with pytest.raises(steadfast.ConflictError, match=error):
         steadfast.Coordinator([worker], job="counting", endpoints=run.endpoint, parameters=other)
+
+
+def test_with_certificates_each_process_has_those_of_its_role(cluster, tmp_path):
+    """F50: program, worker, master and pserver with mutual TLS; the worker is found in etcd."""
+    certs = tmp_path / "certs"
+    subprocess.run(["steadfast", "certs", "init", "--dir", str(certs)], check=True, capture_output=True, timeout=60)
+    etcd, job = f"127.0.0.1:{free_port()}", tmp_path / "counting.toml"
+    job.write_text(JOB)
+    common = ["--job", "counting", "--etcd-endpoints", etcd]
+    cluster.run(["steadfast", "etcd", "--listen", etcd, "--data-dir", str(tmp_path / "etcd")], "etcd")
+    master = ["steadfast-master", *common, "--job-file", str(job), "--store", str(tmp_path / "store"), "--pservers", "1"]
+    cluster.run([*master, "--tls", str(certs / "master")], "master")
+    cluster.run(["steadfast-pserver", *common, "--tls", str(certs / "pserver")], "pserver")
+    cluster.start(str(HERE / "steps.py"), *common, "--tls", str(certs / "trainer"))
+    args = ["--tls", str(certs / "admin")]
+    with pytest.raises(steadfast.InvalidError, match="also needs the certificates of a trainer"):
+        steadfast.Coordinator(job="counting", endpoints=etcd, parameters=zeros(), args=args)
+    args += ["--trainer-tls", str(certs / "trainer")]
+    with steadfast.Coordinator(job="counting", endpoints=etcd, parameters=zeros(), args=args) as coordinator:
+        for _ in range(10):
+            coordinator.schedule(steps.counts)
+        coordinator.finish_job()
+        assert set(coordinator.get_parameters()["left"]) == {10.0}
 
 
 def test_a_rollback_of_the_parameters_runs_again_what_it_undoes(cluster, run):
