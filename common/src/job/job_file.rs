@@ -354,6 +354,7 @@ impl JobSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job::spec::DatasetSpec;
     use crate::job::spec::Mode;
     use crate::tensor::compression::Codec;
 
@@ -547,8 +548,40 @@ mod tests {
                     drop(table.remove(name));
                 }
             }
-            assert!(deserialize::<T>(document).is_err(), "{key}");
+            // A job of closures has no dataset.
+            assert!(*key == "dataset" || deserialize::<T>(document).is_err(), "{key}");
         }
+    }
+
+    /// S000-20: a job whose gradients come from closures has neither data nor an end of its own.
+    #[test]
+    fn a_job_of_closures_has_no_dataset() {
+        let text = "name = \"x\"\nmode = \"async\"\n[model]\nkind = \"closures\"\n";
+        let spec = parse(text).unwrap();
+        assert!(spec.model.has_closures() && spec.dataset == DatasetSpec::default());
+        let stored = serde_json::to_string(&spec).unwrap();
+        assert_eq!(serde_json::from_str::<JobSpec>(&stored).unwrap(), spec);
+        let errors = |text: &str| parse(text).unwrap_err().errors;
+        let data = "[dataset]\nsource = [\"x.csv\"]\nformat = \"csv\"\n";
+        for (changed, wanted) in [
+            (text.replace("async", "sync"), "needs `mode = \"async\"`"),
+            (text.replace("[model]", "passes = 1\n[model]"), "remove `passes` and `steps`"),
+            (format!("{text}{data}"), "remove `[dataset]`"),
+            (format!("{text}[evaluation]\nfraction = 0.1\n"), "remove `[evaluation]`"),
+            (
+                format!("{text}[gradients]\ncompression = \"bf16\"\n"),
+                "remove `gradients.compression`",
+            ),
+        ] {
+            let errors = errors(&changed);
+            assert!(errors.iter().any(|error| error.contains(wanted)), "{changed}: {errors:?}");
+        }
+        // Without the kind, the dataset is missing.
+        let missing = errors(&text.replace("closures", "linear").replace("async", "sync"));
+        assert!(
+            missing.iter().any(|error| error.contains("`[dataset]` is missing")),
+            "{missing:?}"
+        );
     }
 
     #[test]

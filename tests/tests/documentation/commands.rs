@@ -176,6 +176,10 @@ fn arguments(name: &str, help: &Help, words: &[&str]) -> Vec<String> {
     let mut helps = vec![help];
     let mut words = words.iter();
     while let Some(word) = words.next() {
+        // Another program's command follows.
+        if *word == "--" {
+            break;
+        }
         if is_flag(word) {
             let flag = flag_name(word);
             match helps.iter().find_map(|it| it.flags.get(flag)) {
