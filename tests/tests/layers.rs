@@ -94,6 +94,7 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
             "steadfast-coordinator-core",
             "steadfast-coord",
             "steadfast-process",
+            "steadfast-training-client",
         ],
     )],
     // Processes. They do not import each other.

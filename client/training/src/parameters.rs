@@ -89,6 +89,7 @@ impl ParameterClient {
             let changed = self.cluster.init_changed();
             if !self.cluster.is_initialized(generation) {
                 tokio::select! {
+                    biased;
                     () = changed => {}
                     () = self.cluster.generation_after(generation) => {}
                     () = self.cluster.job_ended() => return Err(ClientError::JobEnded),
