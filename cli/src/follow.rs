@@ -21,7 +21,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// The longest time that a command may take.
 const COMMAND_MAX: Duration = Duration::from_secs(600);
 
-/// What follows the number of workers.
+/// Describes a command that follows the number of workers.
 #[derive(Clone, Debug)]
 pub struct Follow {
     /// The command and its arguments; `{workers}` and `{nodes}` are replaced.

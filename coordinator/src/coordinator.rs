@@ -74,7 +74,7 @@ pub struct Coordinator {
     /// Dropping it ends the driver.
     leave: Mutex<Option<oneshot::Sender<()>>>,
     driver: Mutex<Option<Task<()>>>,
-    /// What runs beside the driver until the coordinator is closed.
+    /// Holds the tasks that run beside the driver until the coordinator is closed.
     followers: Mutex<Vec<Task<()>>>,
     /// Absent without parameters, and once the coordinator is closed.
     parameters: Mutex<Option<Parameters>>,

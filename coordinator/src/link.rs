@@ -27,7 +27,7 @@ const SAID_AFTER: Duration = Duration::from_secs(10);
 /// A connection that lasted so long is followed by a quick attempt.
 const SETTLED_AFTER: Duration = Duration::from_secs(5);
 
-/// What a coordinator tells each worker.
+/// Holds what a coordinator tells each worker.
 #[derive(Debug)]
 pub(crate) struct Attended {
     pub coordinator: Uuid,

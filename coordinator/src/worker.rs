@@ -42,7 +42,7 @@ const LEAVE_POLL: Duration = Duration::from_millis(20);
 /// Time between looks at whether the outcome of a closure that pulls or pushes is wanted.
 const WANTED_POLL: Duration = Duration::from_millis(50);
 
-/// How long a push goes on whose closure is not wanted any more.
+/// Limits how long a push goes on whose closure is not wanted any more.
 const UNWANTED_MAX: Duration = Duration::from_secs(10);
 
 /// The maximum time to find the job of a coordinator in etcd.

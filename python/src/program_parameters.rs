@@ -49,7 +49,7 @@ impl ProgramParameters {
     /// Waits until the parameters have values.
     ///
     /// # Errors
-    /// Why the trainer or the coordinator has ended.
+    /// Returns why the trainer or the coordinator has ended.
     pub async fn ready(&self, coordinator: &Coordinator) -> Result<(), Failure> {
         let over = async {
             loop {

@@ -248,7 +248,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    /// Of all pairs of subsets of six tasks.
+    /// Tries all pairs of subsets of six tasks.
     #[test]
     fn an_intersection_has_the_tasks_of_both_sets() {
         let set_of = |bits: u32| {

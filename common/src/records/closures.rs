@@ -1,4 +1,5 @@
-//! What a coordinator stores in etcd, the results of named closures and the numbers of their pushes; and its workers.
+//! A coordinator stores the results of named closures and the numbers of their pushes in etcd; its workers announce
+//! themselves there.
 //!
 //! | key | record |
 //! |---|---|

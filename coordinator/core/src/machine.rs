@@ -526,7 +526,7 @@ impl Machine for CoordinatorMachine {
                 let (number, reserved) = pushes.take();
                 closure.push = Some(number);
                 decision.facts.extend(reserved.map(Fact::Reserved));
-                // Before it runs: whoever runs it later names its push alike.
+                // Before it runs: each later attempt names its push alike.
                 if let Some(name) = closure.call.name.clone() {
                     let record = record_of_run(&closure.call, number);
                     self.remembered.insert(name.clone(), record.clone());

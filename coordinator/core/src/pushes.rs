@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use steadfast_common::ids::{Generation, TaskId};
 use steadfast_common::records::applied_records::TaskRanges;
 
-/// How many numbers are reserved in etcd at once.
+/// Counts the numbers that are reserved in etcd at once.
 const RESERVED_AT_ONCE: u32 = 4096;
 
 /// Number of a closure's push to the parameter servers; the same for each attempt of the closure, and for no other one
