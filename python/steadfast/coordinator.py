@@ -470,7 +470,8 @@ class Coordinator:
     def get_parameters(self) -> Dict[str, "np.ndarray[Any, Any]"]:
         """Reads the parameters that closures train: read-only arrays of float32 by name.
 
-        After :meth:`join` they reflect all that was pushed; before, each array has the newest values of its parts.
+        After :meth:`join` they reflect all that was pushed, unless a parameter server was lost that moment, whose closures
+        run again; before, each array has the newest values of its parts.
 
         Raises:
             InvalidError: The coordinator has no parameters.
