@@ -238,7 +238,7 @@ impl Coordinator {
     /// Waits until the first term has begun: parameters have values then.
     ///
     /// # Errors
-    /// Why the coordinator has ended.
+    /// Returns why the coordinator has ended.
     pub async fn begun(&self) -> Result<(), Failure> {
         loop {
             {

@@ -60,7 +60,7 @@ pub struct Closure {
     /// The most bytes of the encoded result.
     result_bytes_max: usize,
     runtime: Handle,
-    /// What the function has pushed, flat. It leaves when the function has returned.
+    /// Holds the gradient that the function has pushed, flat. It leaves when the function has returned.
     gradient: Mutex<Option<Vec<f32>>>,
     /// Absent once answered. The mutex guards only this field.
     call: Mutex<Option<Call>>,

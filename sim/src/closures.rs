@@ -69,7 +69,7 @@ const SLOTS: u32 = 2;
 /// One more than there are slots.
 const PSERVERS: u16 = 3;
 
-/// How long after the last fault the values are compared: all rollbacks are known then, and undone.
+/// The values are compared this long after the last fault: all rollbacks are known then, and undone.
 const SETTLED_AFTER: Duration = Duration::from_secs(30);
 
 const JOB: &str = "closures";

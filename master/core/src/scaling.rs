@@ -22,7 +22,7 @@ const KEPT_MS: u64 = 30 * 60_000;
 /// A speed that differs so much from what it was says that the job, or its machines, are not what they were.
 const DRIFT: f64 = 0.25;
 
-/// How long nodes are waited for that are started for a try.
+/// Limits the wait for nodes that are started for a try.
 const START_MS: u64 = 10 * 60_000;
 
 /// Each number of workers that is tried is at least so many times the next smaller one: a smaller step would gain less
