@@ -176,7 +176,8 @@ fn a_pserver_whose_disk_fails_leaves_its_slot_to_another() {
     assert!(cluster.result()["parameters_sha256"].is_string());
 }
 
-/// S004-51: asynchronous pushes of rows count once; the result is not repeatable, but the job learns.
+/// S004-51: asynchronous pushes of rows count once; the result is not repeatable, but the job learns. Its accuracy varies by
+/// about 0.01 around 0.71; without the categories it is 0.6.
 #[test]
 fn an_asynchronous_job_trains_a_table() {
     let scene = Scene::new();
@@ -184,7 +185,7 @@ fn an_asynchronous_job_trains_a_table() {
         .with("mode = \"sync\"", "mode = \"async\"")
         .with("[sync]\nlanes = 8\nmicro_batch = 25", "[async]\nbatch = 25\npush_every = 2");
     let trained = Run::to_end(&scene, &job, "data", &["--trainers", "2", "--pservers", "2"]);
-    assert!(0.7 < accuracy(&trained), "{trained}");
+    assert!(0.65 < accuracy(&trained), "{trained}");
 }
 
 /// The objects that `checkpoint follow` prints are, one after the other, the table of the model: all rows
