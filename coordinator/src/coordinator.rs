@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use steadfast_common::error::ErrorKind;
+use steadfast_common::ids::Generation;
 use steadfast_common::job::dataset::sha256;
 use steadfast_common::tensor::layout::ParamSpec;
 use steadfast_coordinator_core::{ClosureId, Input, Settings, WorkerIndex};
@@ -15,7 +16,7 @@ use steadfast_net::{Channel, TlsIdentity};
 use steadfast_process::Failure;
 use steadfast_proto::v1::DropRequest;
 use steadfast_proto::v1::closures_client::ClosuresClient;
-use steadfast_training_client::ParameterClient;
+use steadfast_training_client::{ClientError, ParameterClient};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
@@ -30,8 +31,8 @@ use crate::parameters::Parameters;
 use crate::table::{Scheduled, Shared, Table};
 use crate::workers::WorkerSet;
 
-/// Time between looks at whether the first term has begun.
-const BEGUN_POLL: Duration = Duration::from_millis(20);
+/// Time between looks at what the driver does.
+const POLL: Duration = Duration::from_millis(20);
 
 /// The settings of a coordinator.
 #[derive(Clone, Debug)]
@@ -249,7 +250,7 @@ impl Coordinator {
                     None => {}
                 }
             }
-            sleep(BEGUN_POLL).await;
+            sleep(POLL).await;
         }
     }
 
@@ -257,6 +258,67 @@ impl Coordinator {
     pub fn parameters(&self) -> Option<Arc<ParameterClient>> {
         let parameters = self.parameters.lock().unwrap_or_else(PoisonError::into_inner);
         parameters.as_ref().map(|it| it.client.clone())
+    }
+
+    /// Does something while the push of each closure that is over counts: if a rollback may have undone some of them
+    /// meanwhile, it is done again after these closures have run again.
+    ///
+    /// # Errors
+    /// Why it has failed, or the coordinator has ended. `Invalid` without parameters.
+    pub async fn with_all_pushes<T, F>(&self, act: impl Fn() -> F) -> Result<T, Failure>
+    where
+        F: Future<Output = Result<T, Failure>>,
+    {
+        let parameters = self.parameters.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let parameters = parameters.ok_or_else(|| {
+            Failure::new(ErrorKind::Invalid, "the coordinator has no parameters, or is closed")
+        })?;
+        let mut newest = Generation(0);
+        loop {
+            let settled = tokio::select! {
+                biased;
+                // Nothing undoes a push any more.
+                () = parameters.client.cluster().job_ended() => return act().await,
+                settled = self.settled(newest) => settled?,
+            };
+            let done = act().await?;
+            newest = parameters.newest_generation().await?;
+            if newest <= settled {
+                return Ok(done);
+            }
+        }
+    }
+
+    /// Waits until the push of each closure that is over counts in a generation; returns that, which is not before
+    /// `first`.
+    async fn settled(&self, first: Generation) -> Result<Generation, Failure> {
+        loop {
+            {
+                let table = self.shared.lock();
+                if let Some(failure) = table.ended() {
+                    return Err(failure.clone());
+                }
+                if let Some(generation) = table.settled_in().filter(|it| first <= *it) {
+                    return Ok(generation);
+                }
+            }
+            sleep(POLL).await;
+        }
+    }
+
+    /// Waits until a checkpoint has the push of each closure that is over: no loss of processes undoes these then.
+    ///
+    /// # Errors
+    /// As those of [`Coordinator::with_all_pushes`].
+    pub async fn secure_pushes(&self) -> Result<(), Failure> {
+        let Some(client) = &self.parameters() else { return Ok(()) };
+        self.with_all_pushes(|| async {
+            match client.take_checkpoint().await {
+                Ok(()) | Err(ClientError::JobEnded) => Ok(()),
+                Err(error) => Err(Failure::new(error.kind(), error.to_string())),
+            }
+        })
+        .await
     }
 
     /// Forgets the results of all closures with a name. Done when [`Table::forgets_results`] is false.

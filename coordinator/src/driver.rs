@@ -178,11 +178,12 @@ impl Driver {
         remembered: BTreeMap<ClosureName, ClosureRecord>,
         pushes: Option<Pushes>,
     ) -> Result<(), CoordError> {
-        let (attempts, first) = {
+        let (attempts, mut first) = {
             let mut table = self.shared.lock();
             table.has_begun = true;
             (table.attempts, table.inputs())
         };
+        first.extend(pushes.as_ref().map(|it| Input::Counted(it.counted().clone())));
         info!(results = remembered.len(), "the coordinator begins");
         let machine = CoordinatorMachine::new(self.settings, remembered, attempts, pushes);
         let (term, requests) = Term::new(machine, committer);
@@ -271,6 +272,9 @@ impl Host for CoordinatorHost<'_> {
                 }
             }
             Effect::Repeats(id) => self.shared.change(|table| table.repeats(id)),
+            Effect::Counted(generation) => {
+                self.shared.change(|table| table.counted = Some(generation));
+            }
             Effect::AtRest(worker) => self.shared.change(|table| {
                 if let Some(worker) = table.workers.get_mut(&worker) {
                     worker.is_at_rest = worker.is_stopped;

@@ -115,12 +115,17 @@ impl Parameters {
         // All that is pushed later may be missing in the checkpoint after the next.
         let pushed = shared.lock().coverage.pushed;
         let id: Option<String> = self.etcd.get_json(&self.keys.checkpoint_latest()).await?;
-        let record: Option<GenerationRecord> = self.etcd.get_json(&self.keys.generation()).await?;
-        if record.is_none_or(|it| it.generation != known) {
+        if self.newest_generation().await? != known {
             // What it has undone is not known yet.
             return Ok(Vec::new());
         }
         Ok(shared.change(|table| table.covered(id, pushed)))
+    }
+
+    /// Returns the newest generation of the job.
+    pub(crate) async fn newest_generation(&self) -> Result<Generation, CoordError> {
+        let record: Option<GenerationRecord> = self.etcd.get_json(&self.keys.generation()).await?;
+        Ok(record.map_or(Generation(0), |it| it.generation))
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use steadfast_common::ids::Generation;
 use steadfast_common::records::closures::ClosureName;
 use steadfast_coordinator_core::{
     Call, ClosureId, Failure, Input, Outcome, Push, PushNumber, Reply, WorkerIndex,
@@ -120,6 +121,11 @@ pub struct Table {
     /// Values of closures that are over. They are dropped without the lock.
     dropped: Vec<Arc<WorkerValue>>,
     pub(crate) coverage: Coverage,
+    /// The generation in which the push of each closure counts that is over, and does not run again. Absent while a term
+    /// finds that out.
+    pub(crate) counted: Option<Generation>,
+    /// Counts the closures that are over, and run again.
+    repeating: usize,
     /// Set once the first term has begun.
     pub(crate) has_begun: bool,
     /// Set while all stored results are to be deleted.
@@ -150,6 +156,11 @@ impl Table {
     /// Returns how many closures are not over.
     pub fn pending(&self) -> usize {
         self.pending
+    }
+
+    /// Returns the generation in which the push of each closure that is over counts, if there is one.
+    pub(crate) fn settled_in(&self) -> Option<Generation> {
+        self.counted.filter(|_| self.repeating == 0)
     }
 
     /// Returns how many closures wait for a worker.
@@ -256,6 +267,9 @@ impl Table {
         if !std::mem::replace(&mut entry.has_begun, true) {
             self.waiting -= 1;
         }
+        if repeats {
+            self.repeating -= 1;
+        }
         (entry.attempt, entry.push, entry.pushed) = (None, None, push);
         let counted = match outcome {
             Outcome::Returned(_) | Outcome::EndOfData | Outcome::Failed(_) => entry.worker,
@@ -308,6 +322,7 @@ impl Table {
             && !std::mem::replace(&mut entry.repeats, true)
         {
             self.pending += 1;
+            self.repeating += 1;
         }
     }
 
@@ -381,7 +396,7 @@ impl Table {
             let reason = "the coordinator was closed".to_owned();
             entry.outcome = Some(Outcome::Cancelled(reason));
         }
-        (self.pending, self.waiting) = (0, 0);
+        (self.pending, self.waiting, self.repeating) = (0, 0, 0);
     }
 
     /// Drops the error of a closure, which was raised in the program.
@@ -401,6 +416,7 @@ impl Table {
             entry.repeats = false;
             self.pending -= 1;
         }
+        (self.repeating, self.counted) = (0, None);
         for (&worker, state) in &self.workers {
             inputs.push(Input::Started(worker));
             if state.is_stopped {

@@ -12,6 +12,7 @@ use steadfast_coordinator::{
     ScheduleError, Scheduled, Table, WorkerIndex, WorkerValue,
 };
 use steadfast_host::random;
+use steadfast_trainer::Snapshot;
 use tokio::runtime::Runtime;
 
 use crate::arrays;
@@ -286,15 +287,13 @@ impl Coordinator {
 
     /// Reads the parameters: read-only arrays by name.
     fn get_parameters<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let pulled = interruptible(py, &self.0.runtime, self.0.parameters(py)?.pull())?;
-        arrays::parameters(py, &pulled.map_err(|it| exception(py, &it))?.parameters)
+        arrays::parameters(py, &self.pulled(py)?.parameters)
     }
 
     /// Writes the parameters as a model file; returns their SHA-256.
     fn save_model(&self, py: Python<'_>, place: &str) -> PyResult<String> {
-        let parameters = self.0.parameters(py)?;
-        let saving = async { parameters.pull().await?.save(place).await };
-        interruptible(py, &self.0.runtime, saving)?.map_err(|it| exception(py, &it))
+        let pulled = self.pulled(py)?;
+        interruptible(py, &self.0.runtime, pulled.save(place))?.map_err(|it| exception(py, &it))
     }
 
     /// Ends the job, and waits until its model is saved.
@@ -303,7 +302,10 @@ impl Coordinator {
         let Some(client) = self.0.native.parameters() else {
             return Err(raise(py, "UnavailableError", "the coordinator is closed"));
         };
-        let finishing = parameters.finish(client);
+        let finishing = async {
+            self.0.native.secure_pushes().await?;
+            parameters.finish(client).await
+        };
         interruptible(py, &self.0.runtime, finishing)?.map_err(|it| exception(py, &it))
     }
 
@@ -317,6 +319,15 @@ impl Coordinator {
                 }
             });
         }
+    }
+}
+
+impl Coordinator {
+    /// Pulls the parameters, with the pushes of all closures that are over.
+    fn pulled(&self, py: Python<'_>) -> PyResult<Snapshot> {
+        let parameters = self.0.parameters(py)?;
+        let pulling = self.0.native.with_all_pushes(|| parameters.pull());
+        interruptible(py, &self.0.runtime, pulling)?.map_err(|it| exception(py, &it))
     }
 }
 

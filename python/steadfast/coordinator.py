@@ -470,8 +470,8 @@ class Coordinator:
     def get_parameters(self) -> Dict[str, "np.ndarray[Any, Any]"]:
         """Reads the parameters that closures train: read-only arrays of float32 by name.
 
-        After :meth:`join` they reflect all that was pushed, unless a parameter server was lost that moment, whose closures
-        run again; before, each array has the newest values of its parts.
+        They reflect the pushes of all closures that are over: if the loss of a parameter server has undone some, this
+        waits until these have run again. Of others, each array has what was pushed so far to its parts.
 
         Raises:
             InvalidError: The coordinator has no parameters.
@@ -487,7 +487,8 @@ class Coordinator:
         return self._native.save_model(place)
 
     def finish_job(self) -> None:
-        """Waits for all closures, and ends the job: its model is saved, and its processes end.
+        """Waits for all closures and for a checkpoint that has their pushes, and ends the job: its model is saved, and
+        its processes end.
 
         Raises:
             ClosureErrors: As :meth:`join`.

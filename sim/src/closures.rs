@@ -21,8 +21,8 @@ use steadfast_common::records::keys::Keys;
 use steadfast_common::tensor::layout::ParamSpec;
 use steadfast_coord::{Etcd, EtcdOptions};
 use steadfast_coordinator::{
-    Call, ClosureId, Coordinator, CoordinatorSettings, Lock, OnError, Outcome, ScheduleError,
-    Scheduled, Settings, WorkerServer,
+    Call, ClosureId, Coordinator, CoordinatorSettings, Lock, OnError, Outcome, ParameterClient,
+    ScheduleError, Scheduled, Settings, WorkerServer,
 };
 use steadfast_host::random;
 use steadfast_host::task::spawn;
@@ -69,7 +69,8 @@ const SLOTS: u32 = 2;
 /// One more than there are slots.
 const PSERVERS: u16 = 3;
 
-/// The values are compared this long after the last fault: all rollbacks are known then, and undone.
+/// What a checkpoint has is read again this long after the last fault: the job has gone back to a checkpoint for each
+/// loss then.
 const SETTLED_AFTER: Duration = Duration::from_secs(30);
 
 const JOB: &str = "closures";
@@ -441,35 +442,43 @@ async fn trainer(etcd: String, params: Vec<ParamSpec>) -> Result<(), Failure> {
     steadfast_trainer::run_process(args, registry, id, identity, shutdown, &current).await
 }
 
-/// Waits until all is settled, and compares the values of the parameters with the closures.
+/// Compares the values of the parameters with the closures, which are over.
+fn compare(ledger: &Shared, client: &ParameterClient, values: &[f32], when: &str) {
+    for number in 0..TRAINING_CLOSURES {
+        for param in 0..client.layout().params().len() {
+            let place = client.layout().range_of(param).start + number as usize;
+            let found = values[place];
+            // One without a name counts once for each program that has run it.
+            let is_right = if has_name(number) { found == 1.0 } else { 1.0 <= found };
+            if !is_right {
+                let violation =
+                    format!("{when}, closure {number} counts {found} times in parameter {param}");
+                lock(ledger).broken.push(violation);
+            }
+        }
+    }
+}
+
+/// Checks, while there are faults, that each closure counts, and that it still does after them once a checkpoint has all
+/// of them.
 async fn count(ledger: &Shared, coordinator: &Coordinator) -> Result<(), Failure> {
+    let Some(client) = coordinator.parameters() else { return Ok(()) };
+    let pull = || async { client.pull().await.map_err(|it| Failure::unavailable(it.to_string())) };
+    let values = coordinator.with_all_pushes(pull).await?;
+    compare(ledger, &client, &values, "when all are over");
+    coordinator.secure_pushes().await?;
+    // Nothing runs again any more.
+    coordinator.close().await;
     while !lock(ledger).is_calm {
         sleep(LOOK_EVERY).await;
     }
     sleep(SETTLED_AFTER).await;
-    loop {
-        let looked = coordinator
-            .wait_for(Duration::ZERO, |table| Some((table.pending(), table.ended().cloned())));
-        match looked {
-            Some((0, _)) => break,
-            Some((_, Some(failure))) => return Err(failure),
-            Some((_, None)) | None => sleep(LOOK_EVERY).await,
-        }
-    }
-    let Some(client) = coordinator.parameters() else { return Ok(()) };
-    let values = client.pull().await.map_err(|it| Failure::unavailable(it.to_string()))?;
-    for number in (0..TRAINING_CLOSURES).filter(|number| number % 3 != 0) {
-        for param in 0..client.layout().params().len() {
-            let place = client.layout().range_of(param).start + number as usize;
-            if values[place] != 1.0 {
-                let found = values[place];
-                lock(ledger)
-                    .broken
-                    .push(format!("closure {number} counts {found} times in parameter {param}"));
-            }
-        }
-    }
+    compare(ledger, &client, &pull().await?, "at the end");
     Ok(())
+}
+
+fn has_name(number: u64) -> bool {
+    number % 3 != 0
 }
 
 /// Schedules all closures, and waits for their results.
@@ -510,7 +519,7 @@ async fn program(ledger: Shared, etcd: String, trains: bool) -> Result<(), Failu
     }
     let mut closures: Vec<(Option<String>, ClosureId)> = Vec::new();
     for number in 0..count_of_all {
-        let name = (number % 3 != 0).then(|| format!("closure-{number}"));
+        let name = has_name(number).then(|| format!("closure-{number}"));
         let inputs = closures.last().map(|(_, id)| *id).filter(|_| number % 4 == 1);
         let scheduled = Scheduled {
             function: "program:compute".to_owned(),

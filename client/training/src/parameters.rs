@@ -16,13 +16,23 @@ use steadfast_host::time::sleep;
 use steadfast_net::TlsIdentity;
 use steadfast_proto::v1::master_client::MasterClient;
 use steadfast_proto::v1::pserver_client::PserverClient;
-use steadfast_proto::v1::{AppliedReply, AppliedRequest, DrainRequest, Param, TaskRange};
+use steadfast_proto::v1::{
+    AppliedReply, AppliedRequest, DrainRequest, Param, TakeCheckpointReply, TakeCheckpointRequest,
+    TaskRange,
+};
+use tracing::warn;
 
 use crate::clip::clip;
 use crate::master::not_called;
 use crate::pservers::with_timeout;
 use crate::session::{checked_layout, job_now};
 use crate::{ClientError, Cluster, Gradient, Pservers, RegisterError};
+
+/// The maximum time that the master may take for a checkpoint until it is asked again.
+const CHECKPOINT_WAIT: Duration = Duration::from_secs(300);
+
+/// The pause after a checkpoint that was not taken.
+const CHECKPOINT_POLL: Duration = Duration::from_secs(1);
 
 /// Time between requests to end the job.
 const DRAIN_POLL: Duration = Duration::from_millis(200);
@@ -153,6 +163,25 @@ impl ParameterClient {
                 Err(ClientError::NewGeneration) => {}
                 pushed => return pushed.map(|_| pservers.generation()),
             }
+        }
+    }
+
+    /// Waits until a checkpoint is taken that was begun after this call.
+    ///
+    /// # Errors
+    /// The rejection of the master, or [`ClientError::JobEnded`].
+    pub async fn take_checkpoint(&self) -> Result<(), ClientError> {
+        loop {
+            let take = |channel| async {
+                MasterClient::new(channel).take_checkpoint(TakeCheckpointRequest {}).await
+            };
+            let taken = self.cluster.acting().call(CHECKPOINT_WAIT, take).await;
+            let TakeCheckpointReply { error, .. } = taken.map_err(not_called)?;
+            if error.is_empty() {
+                return Ok(());
+            }
+            warn!(error, "no checkpoint was taken; trying again");
+            sleep(CHECKPOINT_POLL).await;
         }
     }
 

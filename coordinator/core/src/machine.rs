@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use steadfast_common::ids::Generation;
 use steadfast_common::machine::{Decision, Machine, Moment, Size};
 use steadfast_common::records::closures::{ClosureName, ClosureRecord};
 
@@ -88,7 +89,7 @@ pub enum Input {
     },
     /// The results of all closures with a name are not needed any more.
     ForgetResults,
-    /// The slots of a new generation have these pushes.
+    /// The slots of a generation have these pushes.
     Counted(Counted),
     /// A checkpoint has the push of the closure, so no rollback undoes it.
     Covered(ClosureId),
@@ -118,6 +119,8 @@ pub enum Effect {
     Settled { id: ClosureId, outcome: Outcome, push: Option<Push> },
     /// The closure, which was over, runs again: a rollback has undone its push.
     Repeats(ClosureId),
+    /// The push of each closure that is over, and does not run again, counts in this generation.
+    Counted(Generation),
     /// A worker that was stopped runs nothing that counts.
     AtRest(WorkerIndex),
     /// All results are forgotten.
@@ -505,6 +508,8 @@ impl Machine for CoordinatorMachine {
                         self.repeat_if_undone(id, decision);
                     }
                 }
+                let generation = self.pushes.as_ref().map(Pushes::generation);
+                decision.effects.extend(generation.map(Effect::Counted));
             }
             Input::Covered(id) => {
                 if let Some(closure) = self.closures.by_id.get_mut(&id) {

@@ -107,4 +107,9 @@ impl Pushes {
     pub(crate) fn generation(&self) -> Generation {
         self.counted.generation
     }
+
+    /// Returns the pushes that count on every slot.
+    pub fn counted(&self) -> &Counted {
+        &self.counted
+    }
 }

@@ -99,7 +99,7 @@ impl World {
                 Effect::Cancel { worker, attempt } => {
                     assert!(self.machine.workers.attempts_of(worker).contains(&attempt));
                 }
-                Effect::ResultsForgotten => {}
+                Effect::Counted(_) | Effect::ResultsForgotten => {}
             }
         }
         self.check();
