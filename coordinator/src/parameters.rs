@@ -119,7 +119,7 @@ impl Parameters {
             // What it has undone is not known yet.
             return Ok(Vec::new());
         }
-        Ok(shared.change(|table| table.covered(id, pushed)))
+        Ok(shared.change(|table| table.covered(known, id, pushed)))
     }
 
     /// Returns the newest generation of the job.
@@ -149,7 +149,7 @@ const SEEN_MAX: usize = 256;
 #[derive(Debug, Default)]
 pub(crate) struct Coverage {
     /// Counts the pushes so far.
-    pushed: u64,
+    pub pushed: u64,
     /// Closures that no checkpoint covers, with the count at their push.
     open: VecDeque<(u64, ClosureId)>,
     /// Counts the checkpoints that were seen as the newest.

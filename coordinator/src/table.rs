@@ -326,9 +326,18 @@ impl Table {
         }
     }
 
-    /// Notes which checkpoint is the newest, after `pushed` pushes; returns what the machine is told.
-    pub(crate) fn covered(&mut self, newest: Option<String>, pushed: u64) -> Vec<Input> {
+    /// Notes which checkpoint is the newest in a generation, after `pushed` pushes; returns what the machine is told.
+    pub(crate) fn covered(
+        &mut self,
+        generation: Generation,
+        newest: Option<String>,
+        pushed: u64,
+    ) -> Vec<Input> {
         let mut inputs = Vec::new();
+        if self.counted != Some(generation) {
+            // A rollback may have undone pushes, and the machine has not compared them.
+            return inputs;
+        }
         for (place, id) in self.coverage.note(newest, pushed) {
             // One that was repeated, or is, has another place.
             let is_last = |it: &Entry| it.pushed.is_some() && it.pushed_as == place && !it.repeats;
@@ -504,5 +513,50 @@ impl Shared {
             let waited = self.changed.wait_timeout(table, left);
             table = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// S000-20: checkpoints of a generation that the machine has not compared cover nothing, since the generation may lack
+    /// pushes from before it.
+    #[test]
+    fn checkpoints_cover_a_push_only_in_a_generation_that_was_compared() {
+        let mut table = Table::default();
+        let scheduled = Scheduled {
+            function: "steps:count".to_owned(),
+            arguments: Bytes::from_static(b"1"),
+            inputs: Vec::new(),
+            name: None,
+            worker: None,
+            identity: None,
+            values: Vec::new(),
+        };
+        let (id, _) = table.schedule(scheduled, String::new());
+        let (worker, number) = (WorkerIndex(0), PushNumber(7));
+        let push_in = |table: &mut Table, generation| {
+            table.begun(id, worker, 1, Some(number));
+            let push = Push { number, generation: Generation(generation) };
+            table.settle(id, Outcome::Returned(Bytes::new()), Some(push));
+        };
+        let mut checkpoints = (0..).map(|it: u32| Some(it.to_string()));
+        let mut covered = |table: &mut Table, generation| {
+            let newest = checkpoints.next().flatten();
+            let pushed = table.coverage.pushed;
+            !table.covered(Generation(generation), newest, pushed).is_empty()
+        };
+        push_in(&mut table, 1);
+        table.counted = Some(Generation(1));
+        assert_eq!(table.settled_in(), Some(Generation(1)));
+        assert!((0..4).all(|_| !covered(&mut table, 2)));
+        table.repeats(id);
+        table.counted = Some(Generation(2));
+        assert_eq!(table.settled_in(), None, "its push does not count");
+        assert!((0..4).all(|_| !covered(&mut table, 2)));
+        push_in(&mut table, 2);
+        assert_eq!(table.settled_in(), Some(Generation(2)));
+        assert_eq!([(); 3].map(|()| covered(&mut table, 2)), [false, false, true]);
     }
 }

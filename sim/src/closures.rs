@@ -8,6 +8,7 @@
 //! to a value of its own, of two parameters that different slots hold, so the values count how often it was applied.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::future::pending;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -102,6 +103,8 @@ pub struct Ledger {
     pub generations: u64,
     /// Set once there are no more faults.
     is_calm: bool,
+    /// Set once a program has secured the pushes of all closures: no other one begins, which would push again what is lost.
+    is_secured: bool,
 }
 
 impl Ledger {
@@ -305,7 +308,8 @@ impl Stage {
         });
         let worker = Place { kind: Kind::Worker, number };
         let program = Place { kind: Kind::Program, number: number % PROGRAMS };
-        let one = if kind % 2 == 0 { worker } else { program };
+        let is_secured = lock(&self.ledger).is_secured;
+        let one = if kind % 2 == 0 || is_secured { worker } else { program };
         let pserver = Place { kind: Kind::Pserver, number };
         let stage = self.clone();
         match kind {
@@ -467,6 +471,7 @@ async fn count(ledger: &Shared, coordinator: &Coordinator) -> Result<(), Failure
     let values = coordinator.with_all_pushes(pull).await?;
     compare(ledger, &client, &values, "when all are over");
     coordinator.secure_pushes().await?;
+    lock(ledger).is_secured = true;
     // Nothing runs again any more.
     coordinator.close().await;
     while !lock(ledger).is_calm {
@@ -500,6 +505,10 @@ async fn program(ledger: Shared, etcd: String, trains: bool) -> Result<(), Failu
         params,
     })
     .await?;
+    if lock(&ledger).is_secured {
+        coordinator.close().await;
+        return pending().await;
+    }
     let mut trainer = trains.then(|| {
         let (etcd, params) = of_trainer;
         spawn(trainer(etcd, params))
