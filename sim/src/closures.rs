@@ -468,6 +468,11 @@ fn compare(ledger: &Shared, client: &ParameterClient, values: &[f32], when: &str
 async fn count(ledger: &Shared, coordinator: &Coordinator) -> Result<(), Failure> {
     let Some(client) = coordinator.parameters() else { return Ok(()) };
     let pull = || async { client.pull().await.map_err(|it| Failure::unavailable(it.to_string())) };
+    // Half of the programs wait as long as there are faults, and have to learn of each.
+    let waits = random::seed() % 2 == 0;
+    while waits && !lock(ledger).is_calm {
+        sleep(LOOK_EVERY).await;
+    }
     let values = coordinator.with_all_pushes(pull).await?;
     compare(ledger, &client, &values, "when all are over");
     coordinator.secure_pushes().await?;
