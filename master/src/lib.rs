@@ -9,6 +9,7 @@ mod job;
 mod plan_warnings;
 mod rpc;
 mod run;
+mod scaling;
 mod status;
 mod stream;
 mod table_watch;

@@ -1,4 +1,5 @@
-//! Says how many workers the rounds of an elastic job are to have, and who decides that.
+//! Says how many workers a job is to have, and who decides that: those of the rounds of an elastic job, or the trainers
+//! of a training job.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -37,13 +38,13 @@ impl ScaleMode {
     }
 }
 
-/// `rendezvous/workers_desired`: how many workers the rounds of an elastic job are to have. A job without it has as many as its
-/// nodes can run.
+/// `rendezvous/workers_desired` says how many workers the rounds of an elastic job are to have, and `trainers_desired` how
+/// many trainers work in a training job, which are its workers. A job without it has as many as there are.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ScaleRecord {
     pub mode: ScaleMode,
     /// A round has at most so many workers, unless its fewest nodes have more: a node runs all of its workers, or none.
-    /// Absent: as many as the nodes can run.
+    /// Absent: as many as there are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workers: Option<u32>,
     /// The most workers for which nodes are started as the number grows. Absent: there are only the nodes that are there.
@@ -193,7 +194,7 @@ impl fmt::Display for ScaleRecord {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.workers {
             Some(workers) => write!(formatter, "at most {workers}, {}", self.reason)?,
-            None => formatter.write_str("as many as the nodes can run")?,
+            None => formatter.write_str("as many as there are")?,
         }
         write!(formatter, " (mode {})", self.mode.name())
     }
@@ -203,7 +204,7 @@ impl fmt::Display for ScaleRecord {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScaleWish {
     pub mode: Option<ScaleMode>,
-    /// The most workers; `Some(None)` is as many as the nodes can run.
+    /// The most workers; `Some(None)` is as many as there are.
     pub workers: Option<Option<u32>>,
     pub worth_percent: Option<u32>,
     /// The most workers for which nodes are started; `Some(None)` is none but those of the nodes that are there.
@@ -211,6 +212,12 @@ pub struct ScaleWish {
 }
 
 impl ScaleRecord {
+    /// Returns the record of what a person asks for, unless `stored` has it already.
+    pub fn chosen(stored: Option<&Self>, wish: ScaleWish) -> Option<Self> {
+        let next = stored.cloned().unwrap_or_default().with(wish);
+        Some(next).filter(|next| stored != Some(next))
+    }
+
     /// Returns the record that follows from what a person asks for. A number that a person chooses stays until the
     /// mode is set to `auto` again.
     pub fn with(&self, wish: ScaleWish) -> Self {

@@ -1,12 +1,12 @@
-//! Measures how many records the workers of an elastic job use in a second, by the number of workers.
+//! Measures how many records the workers of a job use in a second, by the number of workers.
 //!
-//! A sample is what was used between two commits of one round that lie at least [`WINDOW`] apart. The time before the
-//! first commit of a round does not count: workers load data and compile their models then.
+//! A sample is what the same workers used between two moments that lie at least [`WINDOW`] apart: two commits of one round
+//! of an elastic job. The time before the second moment of theirs does not count: workers load data and compile their
+//! models then.
 
 use std::collections::{BTreeMap, VecDeque};
 
-use steadfast_common::ids::{Millis, NodeId, Phase};
-use steadfast_common::records::commits::CommitRecord;
+use steadfast_common::ids::{Millis, NodeId};
 
 /// The least time of a sample.
 const WINDOW: Millis = Millis(20_000);
@@ -24,36 +24,41 @@ pub struct Speed {
     pub records_per_second: f64,
 }
 
+/// Workers that work together: other ones have another number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Crew {
+    pub number: u64,
+    pub workers: u32,
+}
+
 /// The samples of one master. A new one measures anew.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Speeds {
-    /// The commit at which the present sample began, and when it was decided.
-    window: Option<(CommitRecord, Millis)>,
+    /// The workers that are measured.
+    crew: Crew,
+    /// The records that were used when the present sample began, and when that was.
+    window: Option<(u64, Millis)>,
     samples: BTreeMap<u32, VecDeque<(f64, Millis)>>,
-    /// Counts the samples of the present round.
-    of_round: usize,
+    /// Counts the samples of the present workers.
+    of_crew: usize,
     /// Counts the records that each node has used since the present sample began.
     used: BTreeMap<NodeId, u64>,
-    /// Holds what the nodes of the present round used in a second, in the last sample.
+    /// Holds what the present nodes used in a second, in the last sample.
     of_nodes: BTreeMap<NodeId, f64>,
 }
 
 impl Speeds {
-    /// Notes a commit of a round of so many workers, and how many records each node has used for it, if that is known.
-    pub fn note(
-        &mut self,
-        now: Millis,
-        commit: &CommitRecord,
-        workers: u32,
-        used: BTreeMap<NodeId, u64>,
-    ) {
-        let is_first = commit.id.phase == Phase(0);
-        let begun = self.window.as_ref().filter(|(begun, _)| begun.id.round == commit.id.round);
-        let Some((begun, since)) = begun else {
-            self.window = (!is_first).then(|| (commit.clone(), now));
-            self.of_round = 0;
+    /// Notes how many records a job has used when `crew` works, and how many each node has used since the last time, if
+    /// that is known.
+    pub fn note(&mut self, now: Millis, crew: Crew, records: u64, used: BTreeMap<NodeId, u64>) {
+        if self.crew != crew {
+            (self.crew, self.window, self.of_crew) = (crew, None, 0);
             self.used.clear();
             self.of_nodes.clear();
+            return;
+        }
+        let Some((begun, since)) = self.window else {
+            self.window = Some((records, now));
             return;
         };
         for (node, used) in used {
@@ -63,34 +68,34 @@ impl Speeds {
         if time < WINDOW.0 {
             return;
         }
-        let records = commit.position.seen.saturating_sub(begun.position.seen);
-        let speed = records as f64 / (time as f64 / 1000.0);
-        let samples = self.samples.entry(workers).or_default();
+        let speed = records.saturating_sub(begun) as f64 / (time as f64 / 1000.0);
+        let samples = self.samples.entry(crew.workers).or_default();
         samples.push_back((speed, now));
         if SAMPLES < samples.len() {
             samples.pop_front();
         }
-        self.window = Some((commit.clone(), now));
-        self.of_round += 1;
+        self.window = Some((records, now));
+        self.of_crew += 1;
         let speed = |used: u64| used as f64 / (time as f64 / 1000.0);
         let used = std::mem::take(&mut self.used);
         self.of_nodes = used.into_iter().map(|(node, used)| (node, speed(used))).collect();
     }
 
-    /// Returns how many records a node of the present round used in a second, in a job whose order is dynamic.
+    /// Returns how many records a node that works used in a second, in a job whose order is dynamic.
     pub fn of_node(&self, node: NodeId) -> Option<f64> {
         self.of_nodes.get(&node).copied()
     }
 
-    /// Returns the speed of the present round, once it has been measured so often that one sample does not decide it.
-    pub fn of_round(&self, now: Millis, workers: u32) -> Option<f64> {
-        let speeds = self.all(now).into_iter().filter(|_| SAMPLES <= self.of_round);
+    /// Returns the speed of the present workers, once it has been measured so often that one sample does not decide it.
+    pub fn of_crew(&self, now: Millis) -> Option<f64> {
+        let speeds = self.all(now).into_iter().filter(|_| SAMPLES <= self.of_crew);
+        let workers = self.crew.workers;
         speeds.filter(|it| it.workers == workers).map(|it| it.records_per_second).next()
     }
 
-    /// Returns how often the present round was measured.
-    pub fn samples_of_round(&self) -> usize {
-        self.of_round
+    /// Returns who works, and how often they were measured.
+    pub fn measured(&self) -> (Crew, usize) {
+        (self.crew, self.of_crew)
     }
 
     /// Returns the speeds that were measured lately, by the number of workers.
@@ -109,9 +114,6 @@ impl Speeds {
 
 #[cfg(test)]
 mod tests {
-    use steadfast_common::ids::Round;
-    use steadfast_common::records::commits::{CommitId, DataPosition};
-
     use super::*;
 
     /// A master at whose commits the time passes.
@@ -119,7 +121,7 @@ mod tests {
     struct Watch {
         speeds: Speeds,
         now: Millis,
-        id: CommitId,
+        round: u64,
         seen: u64,
         /// Says what each node uses for a commit.
         used: BTreeMap<NodeId, u64>,
@@ -127,7 +129,7 @@ mod tests {
 
     impl Watch {
         fn begin_round(&mut self, workers: u32) {
-            self.id = CommitId { round: Round(self.id.round.0 + 1), phase: Phase(0) };
+            self.round += 1;
             self.note(workers);
         }
 
@@ -135,14 +137,12 @@ mod tests {
         fn commit(&mut self, workers: u32, seconds: u64, records: u64) {
             self.now.0 += seconds * 1000;
             self.seen += records;
-            self.id.phase.0 += 1;
             self.note(workers);
         }
 
         fn note(&mut self, workers: u32) {
-            let position = DataPosition { seen: self.seen, ..DataPosition::default() };
-            let commit = CommitRecord::new(self.id, position);
-            self.speeds.note(self.now, &commit, workers, self.used.clone());
+            let crew = Crew { number: self.round, workers };
+            self.speeds.note(self.now, crew, self.seen, self.used.clone());
         }
 
         fn shown(&self) -> Vec<(u32, f64)> {
@@ -175,11 +175,11 @@ mod tests {
         watch.begin_round(1);
         watch.commit(1, 1, 0);
         for records in [2000, 2200, 20] {
-            assert_eq!(watch.speeds.of_round(watch.now, 1), None);
+            assert_eq!(watch.speeds.of_crew(watch.now), None);
             watch.commit(1, 20, records);
         }
         assert_eq!(watch.shown(), [(1, 100.0)]);
-        assert_eq!(watch.speeds.of_round(watch.now, 1), Some(100.0));
+        assert_eq!(watch.speeds.of_crew(watch.now), Some(100.0));
         for _ in 0..3 {
             watch.commit(1, 20, 6000);
         }

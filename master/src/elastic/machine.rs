@@ -11,15 +11,15 @@ use steadfast_common::records::rendezvous::RoundRecord;
 use steadfast_common::status::NodeReport;
 use steadfast_coord::{OPS_MAX, View as EtcdView};
 use steadfast_master_core::rendezvous::{Caller, Fact, Rendezvous, Settings, Timers};
-use steadfast_master_core::speeds::Speeds;
+use steadfast_master_core::speeds::{Crew, Speeds};
 
 use super::agents::Agents;
 use super::answers::Answer;
 use super::failed::Failed;
 use super::handle::Event;
-use super::scaling::Scaling;
 use super::status::{RestartsOfGone, Timeline};
 use super::timings::Timings;
+use crate::scaling::Scaling;
 
 /// Most changes of one event: an entry of a barrier, its release, the deletion of the last phase, and the commit that
 /// it decides, or the end.
@@ -103,7 +103,7 @@ impl ElasticJob {
             timers: Timers::default(),
             timings: Timings::default(),
             speeds: Speeds::default(),
-            scaling: Scaling::default(),
+            scaling: Scaling::new("worker"),
             revision: agents.revision(),
             agents,
             members_since: BTreeMap::new(),
@@ -115,7 +115,7 @@ impl ElasticJob {
             uncommitted: Uncommitted::default(),
             when_settled: Vec::new(),
         };
-        job.scaling.follow(moment.now, &job.state.scale_record());
+        job.scaling.follow(moment.now, job.state.scale());
         job.follow(moment.now);
         job.follow_members(moment.unix_ms);
         job
@@ -130,11 +130,12 @@ impl ElasticJob {
             self.uncommitted.releases_barrier |= matches!(fact, Fact::Released { .. });
             if let Fact::Committed(commit) = &fact {
                 let workers = self.state.round().map_or(0, |round| round.world_size);
+                let crew = Crew { number: commit.id.round.0, workers };
                 let used = self.state.used_for_last_commit();
-                self.speeds.note(moment.now, commit, workers, used);
+                self.speeds.note(moment.now, crew, commit.position.seen, used);
             }
             if let Fact::Scaled(record) = &fact {
-                self.scaling.follow(moment.now, record);
+                self.scaling.follow(moment.now, Some(record));
             }
             if let Fact::Formed(record) = &fact {
                 self.uncommitted.formed = Some(record.clone());

@@ -14,7 +14,6 @@ use steadfast_common::records::JobOutcome;
 use steadfast_common::records::commits::RecordOrder;
 use steadfast_common::records::ranges::NUMBER_MAX;
 use steadfast_common::records::rendezvous::RoundRecord;
-use steadfast_common::records::scale::{ScaleMode, ScaleWish, WORKERS_MAX, WORTH_PERCENT};
 use steadfast_common::status::{ElasticStatus, NodeReport};
 use steadfast_host::time::{Instant, timeout};
 use steadfast_master_core::rendezvous::{
@@ -30,7 +29,6 @@ use steadfast_proto::v1::{
     GetWaitingNodesRequest, GiveUpReply, GiveUpRequest, JoinReply, JoinRequest, Node, ScaleReply,
     ScaleRequest, ShareStateReply, ShareStateRequest, ShutDownReply, ShutDownRequest,
     SynchronizeReply, SynchronizeRequest, WatchReply, WatchRequest, enter_reply, join_reply,
-    scale_request,
 };
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
@@ -38,6 +36,7 @@ use tonic::{Request, Response, Status};
 use super::agentless::{self, AgentlessNodes};
 use super::handle::{Change, ElasticError, ElasticHandle, Event, Passage, Reply, ShutDown};
 use super::timings::RoundTimes;
+use crate::scaling::{scale_reply, scale_wish};
 
 /// Maximum time that a call may block. Callers repeat it.
 const WAIT_MAX: Duration = Duration::from_secs(10);
@@ -251,30 +250,6 @@ fn encoded_round(record: &RoundRecord) -> Vec<u8> {
     .encode_to_vec()
 }
 
-/// Reads what a person asks for.
-fn scale_wish(request: &ScaleRequest) -> Result<ScaleWish, Status> {
-    let mode = match request.mode() {
-        scale_request::Mode::Kept => None,
-        scale_request::Mode::Off => Some(ScaleMode::Off),
-        scale_request::Mode::Advise => Some(ScaleMode::Advise),
-        scale_request::Mode::Auto => Some(ScaleMode::Auto),
-    };
-    let ScaleRequest { workers, worth_percent, startable, .. } = *request;
-    let given = workers.into_iter().chain(startable);
-    if let Some(workers) = given.max().filter(|workers| WORKERS_MAX < *workers) {
-        let message = format!("{workers} workers are too many; use at most {WORKERS_MAX}");
-        return Err(status(ErrorKind::Invalid, message));
-    }
-    if let Some(percent) = worth_percent.filter(|percent| !WORTH_PERCENT.contains(percent)) {
-        let (least, most) = (WORTH_PERCENT.start(), WORTH_PERCENT.end());
-        let message = format!("{percent} % is no such part; use {least} to {most}");
-        return Err(status(ErrorKind::Invalid, message));
-    }
-    let none_if_0 = |number: u32| Some(number).filter(|number| *number != 0);
-    let (workers, startable) = (workers.map(none_if_0), startable.map(none_if_0));
-    Ok(ScaleWish { mode, workers, worth_percent, startable })
-}
-
 /// Returns what a node does next.
 fn next(directive: &Directive, rounds: &EncodedOnce<RoundRecord>) -> join_reply::Next {
     match directive {
@@ -467,9 +442,7 @@ impl Elastic for Service {
         let wish = scale_wish(request.get_ref())?;
         let event = |reply| Event::Scale { wish, reply };
         let record = self.handle()?.ask(event).await.map_err(|error| reject(&error))?;
-        let json = serde_json::to_vec(&record)
-            .map_err(|error| status(ErrorKind::Internal, error.to_string()))?;
-        Ok(Response::new(ScaleReply { json: json.into() }))
+        Ok(Response::new(scale_reply(&record)?))
     }
 
     async fn elastic_status(

@@ -10,13 +10,13 @@ use steadfast_common::records::rendezvous::AgentRecord;
 use steadfast_common::records::scale::{ScaleMemory, ScaleRecord};
 use steadfast_common::status::{
     DataStatus, ElasticPhase, ElasticStatus, NodePhase, NodeReport, NodeStatus, ScaleStatus,
-    SpeedStatus, TimelineEvent, TimelineKind, WorkersPhase,
+    TimelineEvent, TimelineKind, WorkersPhase,
 };
 use steadfast_coord::now;
 use steadfast_master_core::rendezvous::{Fact, KNOWN_MAX, Rendezvous, Settings, Timers};
-use steadfast_master_core::speeds::Speed;
 
 use super::machine::ElasticJob;
+use crate::scaling::speeds_status;
 
 /// Maximum number of events that are kept.
 const EVENTS_MAX: usize = 200;
@@ -199,13 +199,9 @@ impl ElasticJob {
     pub(super) fn status(&self) -> ElasticStatus {
         let mut status = of(&self.name, &self.settings, &self.state, &self.timers);
         if let Some(data) = &mut status.data {
-            let speed = |it: Speed| SpeedStatus {
-                workers: it.workers,
-                records_per_second: it.records_per_second,
-            };
-            data.speeds = self.speeds.all(now()).into_iter().map(speed).collect();
+            data.speeds = speeds_status(&self.speeds);
         }
-        status.scale = self.scale_status();
+        status.scale = self.scaling.status(self.state.scale());
         for node in &mut status.nodes {
             if let Some(record) = self.agents.record(node.node, node.incarnation) {
                 add_registration(node, record);

@@ -18,10 +18,8 @@ impl Rendezvous {
     /// If the job is over.
     pub fn choose_scale(&self, wish: ScaleWish) -> Result<Vec<Fact>, Refusal> {
         self.check_open()?;
-        let before = self.scale_record();
-        let next = before.with(wish);
-        let is_same = self.scale.is_some() && next == before;
-        Ok(if is_same { Vec::new() } else { vec![Fact::Scaled(Arc::new(next))] })
+        let next = ScaleRecord::chosen(self.scale.as_deref(), wish);
+        Ok(next.into_iter().map(|next| Fact::Scaled(Arc::new(next))).collect())
     }
 
     /// Returns the record of the number of workers, if there is one.
