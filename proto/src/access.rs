@@ -38,7 +38,10 @@ pub fn access(path: &str) -> &'static [Role] {
         ("steadfast.v1.Elastic", "Scale") => &[Admin],
         ("steadfast.v1.Master", "ReportDamage") => &[Pserver],
         ("steadfast.v1.Master", "TakeCheckpoint") => &[Pserver, Admin],
-        ("steadfast.v1.Master", "RestoreCheckpoint" | "AmendJob" | "Drain" | "Status") => &[Admin],
+        (
+            "steadfast.v1.Master",
+            "RestoreCheckpoint" | "AmendJob" | "Drain" | "ScaleTrainers" | "Status",
+        ) => &[Admin],
         ("steadfast.v1.Pserver", "Init") => &[Trainer],
         // A program with a coordinator on the machine of a pserver comes over a Unix socket, as a trainer.
         ("steadfast.v1.Pserver", "Applied") => &[Trainer, Admin],

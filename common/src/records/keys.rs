@@ -76,6 +76,10 @@ impl Keys {
         format!("{}/ps_desired", self.root)
     }
 
+    pub fn trainers_desired(&self) -> String {
+        format!("{}/trainers_desired", self.root)
+    }
+
     /// Returns the prefix of all slot keys.
     pub fn ps_prefix(&self) -> String {
         format!("{}/ps/", self.root)

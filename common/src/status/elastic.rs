@@ -318,7 +318,9 @@ impl ElasticStatus {
         let help = "Workers of the round that was formed last";
         rows.push(row.gauge("steadfast_elastic_workers", help, self.world_size));
         rows.extend(self.data.iter().flat_map(|data| data.rows(self.world_size)));
-        rows.extend(self.scale.iter().flat_map(ScaleStatus::rows));
+        let (name, help) =
+            ("steadfast_elastic_workers_desired", "Workers that the rounds are to have at most");
+        rows.extend(self.scale.iter().flat_map(|it| it.rows("workers", name, help)));
         if self.master.is_some() {
             let changes = usize::try_from(self.round.0.saturating_sub(1)).unwrap_or(usize::MAX);
             let help = "Restarts after failures, as agents have reported them to this master";
@@ -416,18 +418,22 @@ fn process(node: NodeId) -> String {
 
 impl SpeedStatus {
     /// Returns the speed for users, such as `2 workers 1830/s`.
-    fn shown(&self) -> String {
+    pub(super) fn shown(&self, worker: &str) -> String {
         let digits = usize::from(self.records_per_second < 10.0);
-        let workers = plural(self.workers as usize, "worker");
+        let workers = plural(self.workers as usize, worker);
         format!("{workers} {:.digits$}/s", self.records_per_second)
     }
 }
 
 impl ScaleStatus {
-    fn rows(&self) -> Vec<Row> {
-        let row = Row::text("workers", self.record.to_string());
-        let help = "Workers that the rounds are to have at most";
-        let name = "steadfast_elastic_workers_desired";
+    /// Returns a row with this label, with a metric, and those about what the master would do.
+    pub(super) fn rows(
+        &self,
+        label: &'static str,
+        name: &'static str,
+        help: &'static str,
+    ) -> Vec<Row> {
+        let row = Row::text(label, self.record.to_string());
         let row = match self.record.workers {
             Some(workers) => row.gauge(name, help, workers),
             None => row,
@@ -460,7 +466,7 @@ impl DataStatus {
         let seen = seen.gauge("steadfast_elastic_records", help, position.seen);
         let mut rows = vec![Row::text("commit", text), used, seen];
         if !self.speeds.is_empty() {
-            let shown: Vec<String> = self.speeds.iter().map(SpeedStatus::shown).collect();
+            let shown: Vec<String> = self.speeds.iter().map(|it| it.shown("worker")).collect();
             let help =
                 "Records that the workers use in a second, as measured lately with so many workers";
             let row = Row::text("speed", shown.join(", "));

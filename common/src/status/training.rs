@@ -9,6 +9,7 @@ use super::document::{
     Body, Cell, Curve, Document, Level, Mark, MarkKind, Metric, Row, Scale, Section, Summary,
     Table, Value,
 };
+use super::elastic::{ScaleStatus, SpeedStatus};
 use super::format::{passes, plural, rate, span};
 use super::waits::Wait;
 use crate::ids::{Generation, Incarnation, Lane, Pass, Slot, TrainerId, Version};
@@ -68,6 +69,12 @@ pub struct JobStatus {
     /// State of saving the final model, once training is over.
     #[serde(default)]
     pub saving: Saving,
+    /// Says how many trainers work, if that was chosen, or measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scale: Option<ScaleStatus>,
+    /// Tells how fast the trainers trained lately, by their number, as this master has measured it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub speeds: Vec<SpeedStatus>,
     /// Warnings about the division of the dataset into tasks; they do not stop the job.
     #[serde(default)]
     pub warnings: Vec<String>,
@@ -324,6 +331,9 @@ pub struct TrainerStatus {
     /// Pushes by which it is ahead of the slowest trainer, if the job bounds staleness.
     #[serde(default)]
     pub lead: Option<u64>,
+    /// Set if it waits because enough trainers work.
+    #[serde(default)]
+    pub is_surplus: bool,
 }
 
 impl JobPhase {
@@ -437,6 +447,12 @@ impl JobStatus {
             let row = Row::new("lead", lead).note(" pushes that are allowed");
             rows.push(row.gauge("steadfast_staleness_bound", help, bound));
         }
+        let (name, help) = ("steadfast_trainers_desired", "Trainers that work at most");
+        rows.extend(self.scale.iter().flat_map(|it| it.rows("trainers", name, help)));
+        if 1 < self.speeds.len() {
+            let shown: Vec<String> = self.speeds.iter().map(|it| it.shown("trainer")).collect();
+            rows.push(Row::text("speed", shown.join(", ")));
+        }
         let master = &self.master;
         let text = format!("{} (epoch {})", master.address, master.epoch);
         rows.push(Row::text("master", text));
@@ -510,9 +526,10 @@ impl JobStatus {
         }
         let row = |it: &TrainerStatus| {
             let lanes: Vec<String> = ranges(&it.lanes);
-            let work = match lanes.is_empty() {
-                true => plural(it.tasks as usize, "task"),
-                false => format!("lanes {}", lanes.join(" ")),
+            let work = match (lanes.is_empty(), it.is_surplus && it.tasks == 0) {
+                (true, true) => "nothing: it is a spare".to_owned(),
+                (true, false) => plural(it.tasks as usize, "task"),
+                (false, _) => format!("lanes {}", lanes.join(" ")),
             };
             let time = &it.time_breakdown;
             let mut cells: Vec<Cell> = vec![

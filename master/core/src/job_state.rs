@@ -6,6 +6,7 @@ use std::sync::Arc;
 use steadfast_common::ids::{Pass, TaskId};
 use steadfast_common::job::spec::Mode;
 use steadfast_common::records::given_up::GivenUpRecord;
+use steadfast_common::records::scale::ScaleRecord;
 use steadfast_common::records::stream::{StreamPassRecord, StreamRecord};
 use steadfast_common::records::{
     CheckpointRecord, Course, EvaluationRecord, GenerationRecord, InitRecord, JobRecord,
@@ -44,6 +45,8 @@ pub enum Fact {
     Stream(StreamRecord),
     /// A pass of a stream was added or, without a record, forgotten.
     StreamPass { pass: Pass, record: Option<Arc<StreamPassRecord>> },
+    /// Another number of trainers works, or may.
+    Scaled(Arc<ScaleRecord>),
     /// The job is over.
     Result(Box<ResultRecord>),
 }
@@ -66,6 +69,8 @@ pub struct JobState {
     pub result: Option<ResultRecord>,
     /// The passes of a dataset that is followed.
     pub stream: Stream,
+    /// How many trainers work, if anything is known of that.
+    pub scale: Option<Arc<ScaleRecord>>,
 }
 
 impl JobState {
@@ -87,6 +92,7 @@ impl JobState {
             checkpoint: None,
             result: None,
             stream: Stream::default(),
+            scale: None,
         }
     }
 
@@ -115,8 +121,14 @@ impl JobState {
                 self.stream.set_pass(*pass, record.clone());
                 self.ledger.set_pass(*pass, record.as_ref().map(|it| it.tasks));
             }
+            Fact::Scaled(record) => self.scale = Some(record.clone()),
             Fact::Result(result) => self.result = Some(ResultRecord::clone(result)),
         }
+    }
+
+    /// Returns how many trainers work at most; `None` if all do.
+    pub fn trainers_max(&self) -> Option<u32> {
+        self.scale.as_ref()?.workers
     }
 
     /// Returns what follows from the evaluations, if they decide about the course of the job.

@@ -10,7 +10,7 @@ use steadfast_common::records::{
 use steadfast_common::status::TimeBreakdown;
 use steadfast_master_core::election::{self, InitReply};
 use steadfast_master_core::job_state::{Fact, JobState};
-use steadfast_master_core::ledger::{Next, Request, TaskReply};
+use steadfast_master_core::ledger::{Next, Request, TaskReply, Wants};
 use steadfast_master_core::sync_tasks::Failure;
 use tracing::{error, info, warn};
 
@@ -120,6 +120,9 @@ impl TrainingJob {
             Event::RollBack { checkpoint, force, reply } => {
                 return self.want(Rollback::Wanted { checkpoint, force, reply }, decision);
             }
+            Event::Scale { wish, reply } => {
+                Answer::Scaled(reply, self.choose_scale(moment, wish, decision))
+            }
             Event::Amend { amendment, reply } => {
                 return self.want(Rollback::Amended { amendment, reply }, decision);
             }
@@ -212,6 +215,11 @@ impl TrainingJob {
         }
         let (pass, facts) = (self.state.ledger.head().pass, decision.facts.len());
         let late = self.live.deadlines.late(moment.now);
+        let is_over = self.limits.passes <= pass.0;
+        let is_surplus = !is_over && !self.members.working.contains(&request.trainer);
+        // It finishes what it has. Any trainer may save the model.
+        let idle = is_surplus.then(|| Request { wants: Wants::Nothing, ..request.clone() });
+        let request = idle.as_ref().unwrap_or(request);
         let answer = self.draft(decision, |draft, limits| draft.next_task(request, &late, limits));
         let is_repeat = decision.facts.len() == facts;
         if let Some(report) = request.report.clone().filter(|_| answer.accepted && !is_repeat) {
@@ -291,7 +299,7 @@ impl TrainingJob {
         let record = self.live.held_out.fail(failure, &self.limits);
         self.live.held_out.evolve(failure);
         let Some(record) = record else {
-            let is_alone = self.members.live_trainers.len() < 2;
+            let is_alone = self.limits.trainers < 2;
             return if is_alone { GivenUp::No } else { GivenUp::Elsewhere };
         };
         self.live.held_out.forget(task);

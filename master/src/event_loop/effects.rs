@@ -7,6 +7,7 @@ use steadfast_common::ids::{Generation, TrainerId};
 use steadfast_common::job::spec::CheckpointSpec;
 use steadfast_common::records::QueueSnapshot;
 use steadfast_common::records::given_up::DiscardedTask;
+use steadfast_common::records::scale::ScaleRecord;
 use steadfast_common::records::stream::StreamRecord;
 use steadfast_master_core::election::InitReply;
 use steadfast_master_core::ledger::TaskReply;
@@ -46,6 +47,7 @@ pub(crate) enum Answer {
     Deleted(Reply<Vec<String>>, Vec<String>),
     Stream(Reply<StreamRecord>, Result<StreamRecord, ControlError>),
     Generation(Reply<Generation>, Result<Generation, ControlError>),
+    Scaled(Reply<ScaleRecord>, Result<ScaleRecord, ControlError>),
 }
 
 impl Answer {
@@ -62,6 +64,7 @@ impl Answer {
             Self::Deleted(reply, answer) => drop(reply.send(Ok(answer))),
             Self::Stream(reply, answer) => drop(reply.send(answer)),
             Self::Generation(reply, answer) => drop(reply.send(answer)),
+            Self::Scaled(reply, answer) => drop(reply.send(answer)),
         }
     }
 }

@@ -9,6 +9,7 @@ use steadfast_common::job::spec::CheckpointSpec;
 use steadfast_common::records::amendment::Amendment;
 use steadfast_common::records::given_up::DiscardedTask;
 use steadfast_common::records::position::Position;
+use steadfast_common::records::scale::{ScaleRecord, ScaleWish};
 use steadfast_common::records::stream::{LeftOut, StreamPassRecord, StreamRecord};
 use steadfast_common::records::{CheckpointRecord, EvaluationRecord, QueueSnapshot, ResultRecord};
 use steadfast_common::status::TimeBreakdown;
@@ -141,6 +142,11 @@ pub enum Event {
         force: bool,
         reply: Reply<Generation>,
     },
+    /// A user says how many trainers work, or who decides that.
+    Scale {
+        wish: ScaleWish,
+        reply: Reply<ScaleRecord>,
+    },
     /// A user extends the job, or changes its settings.
     Amend {
         amendment: Box<Amendment>,
@@ -227,6 +233,11 @@ pub enum ControlError {
     Over,
     #[error("another rollback or change was requested; retry")]
     Busy,
+    #[error(
+        "the gradients of the job come from the workers of a coordinator: start and stop these, or call \
+         `remove_worker`"
+    )]
+    NoTrainers,
     #[error("it cannot be changed: {0}")]
     NotAmended(String),
     #[error("the pass is not added: {0}")]
@@ -244,6 +255,7 @@ impl ControlError {
             Self::AllFailed { .. }
             | Self::NoSuchTask
             | Self::NoQueue
+            | Self::NoTrainers
             | Self::NotAmended(_)
             | Self::NotRestorable { .. } => ErrorKind::Invalid,
             Self::NoSuchCheckpoint(_) => ErrorKind::NotFound,

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use steadfast_common::ids::{Lane, Pass, Slot, TaskId, TrainerId};
+use steadfast_common::ids::{Generation, Lane, Pass, Slot, TaskId, TrainerId};
 use steadfast_common::job::schedule::LaneSchedule;
 use steadfast_common::machine::Moment;
 use steadfast_common::records::position::Position;
@@ -14,12 +14,14 @@ use steadfast_master_core::lane_losses::LaneLosses;
 use steadfast_master_core::lanes::Lanes;
 use steadfast_master_core::ledger::Report;
 use steadfast_master_core::saver::{SaveReply, Saver};
+use steadfast_master_core::speeds::{Crew, Speeds};
 use steadfast_master_core::sync_tasks::Failure;
 use tracing::warn;
 
 use crate::event_loop::handle::{GivenUp, Rollback, SaveReport, TaskDone};
 use crate::event_loop::recoveries::Recoveries;
 use crate::event_loop::time_breakdowns::TimeBreakdowns;
+use crate::scaling::Scaling;
 
 /// The volatile state of an acting master.
 pub(crate) struct LiveState {
@@ -41,6 +43,11 @@ pub(crate) struct LiveState {
     pub schedule: Option<(Pass, LaneSchedule)>,
     pub recoveries: Recoveries,
     pub time_breakdowns: TimeBreakdowns,
+    pub speeds: Speeds,
+    pub scaling: Scaling,
+    /// The trainers that are measured, and of which generation they are.
+    pub crew: Crew,
+    pub crew_of: Option<(Generation, Arc<BTreeSet<TrainerId>>)>,
     /// A requested rollback, which is decided next.
     pub rollback: Option<Rollback>,
     /// Live trainers and lost slots at the last check.
@@ -74,6 +81,10 @@ impl LiveState {
             schedule: None,
             recoveries,
             time_breakdowns: TimeBreakdowns::default(),
+            speeds: Speeds::default(),
+            scaling: Scaling::new("trainer"),
+            crew: Crew::default(),
+            crew_of: None,
             rollback: None,
             known_trainers: Arc::default(),
             trainers_most: 0,
@@ -159,16 +170,16 @@ impl LiveState {
         }
     }
 
-    /// Assigns the lanes to the live trainers. They change only with the pass or the set of live trainers: a
+    /// Assigns the lanes to the trainers that work. They change only with the pass or the set of these trainers: a
     /// trainer whose lanes were moved because it could not compute them gets others at the next pass.
-    pub fn assign_lanes(&mut self, live: &Arc<BTreeSet<TrainerId>>) {
+    pub fn assign_lanes(&mut self, working: &Arc<BTreeSet<TrainerId>>) {
         let pass = self.position.pass;
         match &self.assigned_for {
-            Some((of, trainers)) if *of == pass && is_same(trainers, live) => return,
-            Some((of, _)) if *of == pass => self.lanes.rebalance(live),
-            Some(_) | None => self.lanes.assign(live),
+            Some((of, trainers)) if *of == pass && is_same(trainers, working) => return,
+            Some((of, _)) if *of == pass => self.lanes.rebalance(working),
+            Some(_) | None => self.lanes.assign(working),
         }
-        self.assigned_for = Some((pass, live.clone()));
+        self.assigned_for = Some((pass, working.clone()));
     }
 
     /// Records which trainers live, and returns whether trainers were lost. The caller calls this before it reassigns

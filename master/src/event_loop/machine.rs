@@ -84,6 +84,7 @@ impl TrainingJob {
     ) -> Self {
         let mut members = Members::default();
         members.follow(&keys, views);
+        members.limit(state.trainers_max());
         Self {
             limits: limits(&job.record.spec, &state),
             job,
@@ -198,6 +199,7 @@ impl Machine for TrainingJob {
             Input::Stored(stored) => self.stored = Some(stored),
             Input::Tick => {
                 self.follow_schedule();
+                self.measure(moment);
                 decision.effects.push(Effect::Show);
             }
         }
@@ -219,6 +221,7 @@ impl Machine for TrainingJob {
             || self.expire(moment, decision) == Progress::Decided
             || self.run_rollback(moment, decision) == Progress::Decided
             || self.follow_members(moment, decision) == Progress::Decided
+            || self.scale_by_speed(moment, decision) == Progress::Decided
         {
             return;
         }
@@ -263,6 +266,7 @@ fn changes_of(event: &Event, state: &JobState) -> usize {
         | Event::EndStream { .. }
         | Event::ForgetPasses { .. }
         | Event::RollBack { .. }
+        | Event::Scale { .. }
         | Event::Amend { .. } => CHANGES_OF_ONE,
     }
 }

@@ -33,6 +33,12 @@ pub(crate) struct Members {
     /// The trainers in their view. The set is computed once for each change: a turn must not take longer with the
     /// number of members.
     pub live_trainers: Arc<BTreeSet<TrainerId>>,
+    /// The live trainers in the order in which they joined.
+    by_age: Vec<TrainerId>,
+    /// The trainers that work: the first of these, as many as are desired.
+    pub working: Arc<BTreeSet<TrainerId>>,
+    /// What they were chosen for.
+    working_of: Option<(Arc<BTreeSet<TrainerId>>, Option<u32>)>,
     /// The pservers that hold slots. A slot whose key cannot be parsed has none.
     pub holders: BTreeMap<Slot, Incarnation>,
 }
@@ -40,9 +46,13 @@ pub(crate) struct Members {
 impl Members {
     pub fn follow(&mut self, keys: &Keys, views: Views) {
         if !Arc::ptr_eq(&self.views.trainers, &views.trainers) {
-            let trainers = views.trainers.entries.keys();
-            let live = trainers.filter_map(|key| keys.trainer_of(key)).collect();
-            self.live_trainers = Arc::new(live);
+            let trainers = views.trainers.entries.iter();
+            let trainers = trainers
+                .filter_map(|(key, entry)| Some((entry.create_revision, keys.trainer_of(key)?)));
+            let mut trainers: Vec<(i64, TrainerId)> = trainers.collect();
+            trainers.sort_unstable();
+            self.by_age = trainers.into_iter().map(|(_, trainer)| trainer).collect();
+            self.live_trainers = Arc::new(self.by_age.iter().copied().collect());
         }
         if !Arc::ptr_eq(&self.views.slots, &views.slots) {
             let holders = views.slots.entries.iter().filter_map(|(key, entry)| {
@@ -54,6 +64,22 @@ impl Members {
         }
         self.views = views;
     }
+
+    /// Lets at most `limit` trainers work.
+    pub fn limit(&mut self, limit: Option<u32>) {
+        let is_same =
+            |(live, of): &(Arc<_>, _)| Arc::ptr_eq(live, &self.live_trainers) && *of == limit;
+        if self.working_of.as_ref().is_some_and(is_same) {
+            return;
+        }
+        self.working = match limit {
+            Some(limit) if (limit as usize) < self.by_age.len() => {
+                Arc::new(self.by_age[..limit as usize].iter().copied().collect())
+            }
+            Some(_) | None => self.live_trainers.clone(),
+        };
+        self.working_of = Some((self.live_trainers.clone(), limit));
+    }
 }
 
 impl TrainingJob {
@@ -64,9 +90,10 @@ impl TrainingJob {
         moment: Moment,
         decision: &mut Decision<Self>,
     ) -> Progress {
-        let live = self.members.live_trainers.clone();
-        self.limits.trainers = live.len() as u32;
-        self.note_most_trainers(live.len());
+        self.members.limit(self.state.trainers_max());
+        let (live, working) = (self.members.live_trainers.clone(), self.members.working.clone());
+        self.limits.trainers = working.len() as u32;
+        self.note_most_trainers(working.len());
         let lost = self.state.ledger.lost_trainers(&live).into_iter().next();
         if let Some(lost) = lost {
             self.requeue_tasks_of(lost, decision);
@@ -77,7 +104,7 @@ impl TrainingJob {
                 warn!(suspect, "a record may crash trainers");
             }
         }
-        self.live.assign_lanes(&live);
+        self.live.assign_lanes(&working);
         let lost = self.lost_slots();
         self.live.note_lost_slots(moment, lost);
         match self.pserver_set() {

@@ -12,6 +12,7 @@ mod live_state;
 pub(crate) mod machine;
 mod members;
 mod recoveries;
+mod scaling;
 mod stored_state;
 #[cfg(test)]
 mod tests;
@@ -59,7 +60,8 @@ impl EventLoop {
             recoveries.notice("the previous master ended", now(), None);
         }
         let lanes = Lanes::new(job.record.spec.sync.lanes, first_number);
-        let live = LiveState::new(lanes, position, recoveries);
+        let mut live = LiveState::new(lanes, position, recoveries);
+        live.scaling.follow(now(), state.scale.as_ref());
         let rules = job.record.spec.checkpoint.clone();
         let mut host = TrainingHost::open(etcd, keys, own_address, rules).await?;
         let gate = host.staleness_gate.clone();

@@ -69,6 +69,7 @@ pub(crate) async fn read(
     facts.extend(json(etcd, &keys.init()).await?.map(Fact::Init));
     facts.push(Fact::Evaluation(json(etcd, &keys.evaluation()).await?));
     facts.push(Fact::Latest(read_pointer(etcd, keys).await?));
+    facts.extend(json(etcd, &keys.trainers_desired()).await?.map(Fact::Scaled));
     facts.extend(json(etcd, &keys.result()).await?.map(Fact::Result));
     facts.iter().for_each(|fact| state.evolve(fact));
     if mode == Mode::Async {
@@ -228,6 +229,7 @@ pub(crate) fn write(keys: &Keys, fact: &Fact, to: &mut Transaction) {
                 Some(Op::put(key, record.as_deref()?))
             }));
         }
+        Fact::Scaled(record) => to.add(Op::put(&keys.trainers_desired(), &**record)),
         Fact::Result(result) => to.add(Op::put(&keys.result(), result)),
     }
 }

@@ -17,6 +17,7 @@ use steadfast_common::records::amendment::Amendment;
 use steadfast_common::records::extension::More;
 use steadfast_common::records::keys::Keys;
 use steadfast_common::records::position::Position;
+use steadfast_common::records::scale::ScaleWish;
 use steadfast_common::records::{
     CheckpointRecord, GenerationRecord, JobRecord, PserverRecord, QueueRecord, ShardRecord,
 };
@@ -30,6 +31,8 @@ use steadfast_master_core::ledger::{Request, Wants};
 use steadfast_master_core::sync_tasks::{Cause, Failure};
 use tokio::sync::oneshot;
 use uuid::Uuid;
+
+mod scaling;
 
 use super::effects::{Answer, Effect};
 use super::handle::{ControlError, Event, Reply};
@@ -54,11 +57,13 @@ enum Change {
     RollBack,
     /// A user extends the job, or gives it another learning rate.
     Amend,
+    /// A user wants one trainer, or all.
+    Scale,
     /// The checkpoint that the generation began from is damaged.
     Damaged,
 }
 
-const CHANGES: [Change; 9] = [
+const CHANGES: [Change; 10] = [
     Change::Pserver(0),
     Change::Pserver(1),
     Change::Trainer(1),
@@ -67,6 +72,7 @@ const CHANGES: [Change; 9] = [
     Change::Checkpoint,
     Change::RollBack,
     Change::Amend,
+    Change::Scale,
     Change::Damaged,
 ];
 
@@ -354,6 +360,11 @@ impl Outside {
                     }
                 };
                 Event::Amend { amendment: Box::new(amendment), reply: reply() }
+            }
+            Change::Scale => {
+                let workers = Some(Some(1).filter(|_| job.state.scale.is_none()));
+                let wish = ScaleWish { workers, ..ScaleWish::default() };
+                Event::Scale { wish, reply: reply() }
             }
             Change::Damaged => {
                 let checkpoint = generation.and_then(|it| it.checkpoint.clone());

@@ -27,8 +27,8 @@ use steadfast_proto::v1::{
     FinishSaveReply, FinishSaveRequest, FollowReply, FollowRequest, GivenUp as WireGivenUp, Later,
     NextTaskReply, NextTaskRequest, ReportDamageReply, ReportDamageRequest, ReportDivergenceReply,
     ReportDivergenceRequest, ReportEvaluationReply, ReportEvaluationRequest,
-    RestoreCheckpointReply, RestoreCheckpointRequest, StatusReply, StatusRequest,
-    TakeCheckpointReply, TakeCheckpointRequest, amend_job_request, begin_init_reply,
+    RestoreCheckpointReply, RestoreCheckpointRequest, ScaleReply, ScaleRequest, StatusReply,
+    StatusRequest, TakeCheckpointReply, TakeCheckpointRequest, amend_job_request, begin_init_reply,
     begin_save_request, fail_task_request, next_task_reply,
 };
 use steadfast_proto::{status, v1};
@@ -40,6 +40,7 @@ use uuid::Uuid;
 use crate::acting_handles::ActingHandles;
 use crate::event_loop::handle::{ControlError, Event, GivenUp, Reply, SaveReport, TaskDone};
 use crate::rpc::discarded_list;
+use crate::scaling::{scale_reply, scale_wish};
 use crate::status::status_snapshot::Assignments;
 
 /// Maximum time that a call may block.
@@ -333,6 +334,15 @@ impl Master for Service {
         let RestoreCheckpointRequest { checkpoint, force } = request.into_inner();
         let generation = self.ask(|reply| Event::RollBack { checkpoint, force, reply }).await?;
         Ok(Response::new(RestoreCheckpointReply { generation: generation.0 }))
+    }
+
+    async fn scale_trainers(
+        &self,
+        request: Request<ScaleRequest>,
+    ) -> Result<Response<ScaleReply>, Status> {
+        let wish = scale_wish(request.get_ref())?;
+        let record = self.ask(|reply| Event::Scale { wish, reply }).await?;
+        Ok(Response::new(scale_reply(&record)?))
     }
 
     async fn amend_job(

@@ -15,6 +15,7 @@ use steadfast_master_core::stream::Stream;
 
 use crate::event_loop::machine::TrainingJob;
 use crate::plan_warnings;
+use crate::scaling::speeds_status;
 
 /// The most tasks that are listed as failing.
 const FAILING_MAX: usize = 16;
@@ -112,6 +113,8 @@ impl StatusSnapshot {
                     .map(|slot| slot_status(event_loop, Slot(slot)))
                     .collect(),
                 trainers: trainers(event_loop),
+                scale: event_loop.live.scaling.status(state.scale.as_ref()),
+                speeds: speeds_status(&event_loop.live.speeds),
                 evaluation: state.evaluation.clone(),
                 checkpoint: state.checkpoint.clone(),
                 discarded: event_loop.discarded(state),
@@ -324,6 +327,7 @@ fn trainers(event_loop: &TrainingJob) -> Vec<TrainerStatus> {
             time_breakdown: event_loop.live.time_breakdowns.of(id),
             lead: bound.map(|_| event_loop.staleness_gate.lead(id)),
             tasks: tasks.get(&id).copied().unwrap_or(0),
+            is_surplus: !event_loop.members.working.contains(&id),
         })
     });
     listed.collect()
