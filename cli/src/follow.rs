@@ -1,5 +1,5 @@
-//! `steadfast scale --follow`: runs a command that starts and stops nodes when an elastic job is to have another number
-//! of workers.
+//! `steadfast scale --follow`: runs a command that starts and stops nodes or trainers when a job is to have another number
+//! of workers. The workers of a training job are its trainers.
 
 use std::process::{ExitCode, Stdio};
 use std::time::Duration;
@@ -24,9 +24,9 @@ const COMMAND_MAX: Duration = Duration::from_secs(600);
 /// Describes a command that follows the number of workers.
 #[derive(Clone, Debug)]
 pub struct Follow {
-    /// The command and its arguments; `{workers}` and `{nodes}` are replaced.
+    /// The command and its arguments; `{workers}`, `{trainers}` and `{nodes}` are replaced.
     pub command: Vec<String>,
-    /// The most workers for which the command can start nodes.
+    /// The most workers that can be started.
     pub most: u32,
     /// Workers of one node; by default as many as the nodes that are there have.
     pub workers_per_node: Option<u32>,
@@ -39,16 +39,25 @@ pub struct Follow {
 pub async fn run(job: &Job, follow: Follow) -> Result<ExitCode, Failure> {
     let shutdown = Shutdown::install()?;
     let startable = |workers| ScaleRequest { startable: Some(workers), ..ScaleRequest::default() };
-    let record = job.master().scale(startable(follow.most)).await?;
-    print_line(format_args!("job {}: workers {record}", job.name));
-    let ended = follow_number(job, &follow);
+    let is_elastic = job.is_elastic().await?;
+    let scale = async |request| match is_elastic {
+        true => job.master().scale(request).await,
+        false => job.master().scale_trainers(request).await,
+    };
+    let (workers, key) = match is_elastic {
+        true => ("workers", job.keys.workers_desired()),
+        false => ("trainers", job.keys.trainers_desired()),
+    };
+    let record = scale(startable(follow.most)).await?;
+    print_line(format_args!("job {}: {workers} {record}", job.name));
+    let ended = follow_number(job, &follow, key);
     let ended = tokio::select! {
         ended = ended => ended,
         () = shutdown.drain() => Ok(()),
     };
     // Without this process, only the nodes that are there can be used.
     if job.etcd.get(&job.keys.result()).await?.is_none()
-        && let Err(failure) = job.master().scale(startable(0)).await
+        && let Err(failure) = scale(startable(0)).await
     {
         print_line(format_args!("the master still counts on nodes that are started: {failure}"));
     }
@@ -56,8 +65,8 @@ pub async fn run(job: &Job, follow: Follow) -> Result<ExitCode, Failure> {
 }
 
 /// Runs the command for each number, until the job has ended.
-async fn follow_number(job: &Job, follow: &Follow) -> Result<(), Failure> {
-    let number = Mirror::start(&job.etcd, Range::Key(job.keys.workers_desired())).await?;
+async fn follow_number(job: &Job, follow: &Follow, key: String) -> Result<(), Failure> {
+    let number = Mirror::start(&job.etcd, Range::Key(key)).await?;
     let result = Mirror::start(&job.etcd, Range::Key(job.keys.result())).await?;
     let (mut numbers, mut results) = (number.subscribe(), result.subscribe());
     let (mut done, mut pauses) = (None, backoff());
@@ -108,7 +117,7 @@ async fn start(job: &Job, follow: &Follow, workers: u32) -> Result<Result<(), St
     let words: Vec<String> = filled(&follow.command, workers, nodes);
     let [program, args @ ..] = &words[..] else { return Ok(Ok(())) };
     print_line(format_args!(
-        "job {}: {workers} workers, {nodes} nodes: {}",
+        "job {}: {workers} workers on {nodes} nodes: {}",
         job.name,
         words.join(" ")
     ));
@@ -144,7 +153,9 @@ async fn nodes_within(job: &Job, nodes: u32) -> Result<u32, Failure> {
 
 fn filled(command: &[String], workers: u32, nodes: u32) -> Vec<String> {
     let filled = |word: &String| {
-        word.replace("{workers}", &workers.to_string()).replace("{nodes}", &nodes.to_string())
+        let (workers, nodes) = (workers.to_string(), nodes.to_string());
+        let word = word.replace("{workers}", &workers).replace("{trainers}", &workers);
+        word.replace("{nodes}", &nodes)
     };
     command.iter().map(filled).collect()
 }

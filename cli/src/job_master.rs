@@ -78,6 +78,12 @@ impl JobMaster {
         parsed(&answer(client.scale(request)).await?.json)
     }
 
+    /// Says how many trainers of a training job work, and who decides that.
+    pub async fn scale_trainers(&mut self, request: ScaleRequest) -> Result<ScaleRecord, Failure> {
+        let mut client = self.client().await?;
+        parsed(&answer(client.scale_trainers(request)).await?.json)
+    }
+
     /// Requests a checkpoint now, and waits for its outcome for at most `limit`.
     pub async fn take_checkpoint(&mut self, limit: Duration) -> Result<CheckpointOutcome, Failure> {
         let take = async {

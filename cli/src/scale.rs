@@ -1,4 +1,4 @@
-//! `steadfast scale`: sets the number of slots of a training job, or of workers of an elastic job.
+//! `steadfast scale`: sets the number of slots or trainers of a training job, or of workers of an elastic job.
 
 use std::process::ExitCode;
 
@@ -12,10 +12,13 @@ use steadfast_proto::v1::scale_request::Mode;
 use crate::follow::{self, Follow};
 use crate::job_args::{Job, JobArgs};
 
-/// Set the number of slots of a job, or of workers of an elastic job, also while it runs.
+/// Set the number of slots or trainers of a training job, or of workers of an elastic job, also while it runs.
 ///
-/// For a training job, start additional pservers before, or stop surplus ones afterwards; the job waits until each slot
-/// has a pserver. The number of trainers is independent of it; start and stop them at any time.
+/// For slots, start additional pservers before, or stop surplus ones afterwards; the job waits until each slot has a
+/// pserver.
+///
+/// The number of trainers is independent of it; start and stop them at any time. At most as many work as are desired:
+/// those that joined first. The others wait, and take the place of one that is lost.
 ///
 /// For an elastic job, a round takes in nodes while all of their workers are not more than the number, but never fewer
 /// nodes than the minimum. The others wait, and take the place of one that is lost. Workers that have to go finish
@@ -24,12 +27,15 @@ use crate::job_args::{Job, JobArgs};
 pub struct ScaleArgs {
     /// Number of slots of a training job.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000),
-          required_unless_present_any = ["workers", "auto", "advise", "off", "worth", "follow"])]
+          required_unless_present_any = ["trainers", "workers", "auto", "advise", "off", "worth", "follow"])]
     slots: Option<u32>,
-    /// Most workers of an elastic job; `all` is as many as the nodes can run.
+    /// Most trainers of a training job that work; `all` is as many as there are.
+    #[arg(long, value_name = "N|all", value_parser = workers, conflicts_with_all = ["slots", "workers"])]
+    trainers: Option<Workers>,
+    /// Most workers of an elastic job; `all` is as many as its nodes can run.
     #[arg(long, value_name = "N|all", value_parser = workers, conflicts_with = "slots")]
     workers: Option<Workers>,
-    /// Let the master of an elastic job try which number of workers pays, and use it.
+    /// Let the master try which number of workers or trainers pays, and use it.
     #[arg(long, conflicts_with_all = ["slots", "advise", "off"])]
     auto: bool,
     /// Let the master only say which number it would use (the default).
@@ -38,16 +44,16 @@ pub struct ScaleArgs {
     /// Let the master say nothing about the number.
     #[arg(long, conflicts_with = "slots")]
     off: bool,
-    /// Set what a worker has to add to be worth its price, in percent of what a worker brings on average.
+    /// Set what a worker or trainer has to add to be worth its price, in percent of what one brings on average.
     #[arg(long, value_name = "PERCENT", value_parser = worth, conflicts_with = "slots")]
     worth: Option<u32>,
-    /// Run a command whenever an elastic job is to have another number of workers, until the job has ended: it starts and
-    /// stops nodes. `{workers}` and `{nodes}` in its arguments are replaced by numbers, and `STEADFAST_WORKERS` and
-    /// `STEADFAST_NODES` have them, too. A command that fails runs again.
+    /// Run a command whenever a job is to have another number of workers, until the job has ended: it starts and stops
+    /// nodes, or trainers of a training job. `{workers}` (or `{trainers}`) and `{nodes}` in its arguments are replaced by
+    /// numbers, and `STEADFAST_WORKERS` and `STEADFAST_NODES` have them, too. A command that fails runs again.
     #[arg(long, requires_all = ["most", "command"],
-          conflicts_with_all = ["slots", "workers", "auto", "advise", "off", "worth"])]
+          conflicts_with_all = ["slots", "trainers", "workers", "auto", "advise", "off", "worth"])]
     follow: bool,
-    /// The most workers for which the command of --follow can start nodes.
+    /// The most workers for which the command of --follow can start nodes, or the most trainers that it can start.
     #[arg(long, value_name = "N", requires = "follow",
           value_parser = clap::value_parser!(u32).range(1..=i64::from(WORKERS_MAX)))]
     most: Option<u32>,
@@ -61,7 +67,7 @@ pub struct ScaleArgs {
     command: Vec<String>,
 }
 
-/// A number of workers; `None` is as many as the nodes can run.
+/// A number of workers or trainers; `None` is as many as there are.
 #[derive(Clone, Copy, Debug)]
 struct Workers(Option<u32>);
 
@@ -100,7 +106,6 @@ pub async fn run(args: ScaleArgs) -> Result<ExitCode, Failure> {
         return Err(Failure::new(ErrorKind::NotFound, message));
     }
     if let Some(most) = args.most {
-        must_be_elastic(&job).await?;
         let (command, workers_per_node) = (args.command, args.workers_per_node);
         return follow::run(&job, Follow { command, most, workers_per_node }).await;
     }
@@ -121,24 +126,25 @@ async fn set_slots(job: &Job, slots: u32) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn must_be_elastic(job: &Job) -> Result<(), Failure> {
-    if job.is_elastic().await? {
-        return Ok(());
-    }
-    let message = format!(
-        "job {} is not elastic: use --slots; start and stop its trainers at any time",
-        job.name
-    );
-    Err(Failure::invalid(message))
-}
-
 /// Tells the acting master.
 async fn set_workers(job: &Job, args: &ScaleArgs) -> Result<ExitCode, Failure> {
-    must_be_elastic(job).await?;
-    let workers = args.workers.map(|Workers(workers)| workers.unwrap_or(0));
+    let is_elastic = job.is_elastic().await?;
+    let wrong = match (is_elastic, args.workers, args.trainers) {
+        (true, _, Some(_)) => Some("is elastic: use --workers"),
+        (false, Some(_), _) => Some("is not elastic: use --trainers or --slots"),
+        _ => None,
+    };
+    if let Some(wrong) = wrong {
+        return Err(Failure::invalid(format!("job {} {wrong}", job.name)));
+    }
+    let workers = args.workers.or(args.trainers);
+    let workers = workers.map(|Workers(workers)| workers.unwrap_or(0));
     let mode = args.mode().into();
     let request = ScaleRequest { mode, workers, worth_percent: args.worth, startable: None };
-    let record = job.master().scale(request).await?;
-    print_line(format_args!("job {}: workers {record}", job.name));
+    let (what, record) = match is_elastic {
+        true => ("workers", job.master().scale(request).await?),
+        false => ("trainers", job.master().scale_trainers(request).await?),
+    };
+    print_line(format_args!("job {}: {what} {record}", job.name));
     Ok(ExitCode::SUCCESS)
 }

@@ -35,6 +35,7 @@ pub fn training() -> JobStatus {
         tasks,
         time_breakdown: TimeBreakdown::default(),
         lead: None,
+        is_surplus: false,
     };
     JobStatus {
         job: "digits".to_owned(),

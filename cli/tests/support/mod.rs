@@ -253,6 +253,7 @@ not_implemented! {
     restore_checkpoint: RestoreCheckpointRequest => RestoreCheckpointReply,
     amend_job: AmendJobRequest => AmendJobReply,
     drain: DrainRequest => DrainReply,
+    scale_trainers: ScaleRequest => ScaleReply,
     report_damage: ReportDamageRequest => ReportDamageReply,
     report_divergence: ReportDivergenceRequest => ReportDivergenceReply,
 }
