@@ -194,6 +194,10 @@ impl Cluster {
         Keys::of_job(self.0.job.name())
     }
 
+    pub fn is_elastic(&self) -> bool {
+        matches!(self.0.job, Workload::Elastic(_))
+    }
+
     /// Returns the directory of the job's shards in the store, if it has any.
     pub fn shards_directory(&self) -> Option<String> {
         match &self.0.job {

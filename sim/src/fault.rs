@@ -278,8 +278,12 @@ impl Scene {
         let mode = if is_auto { scale_request::Mode::Auto } else { scale_request::Mode::Kept };
         let (workers, worth_percent) = (Some(workers.unwrap_or(0)), None);
         let request = ScaleRequest { mode: mode.into(), workers, worth_percent, startable: None };
-        self.call(|channel| async move {
-            let reply = ElasticClient::new(channel).scale(request).await;
+        let is_elastic = self.cluster.is_elastic();
+        self.call(move |channel| async move {
+            let reply = match is_elastic {
+                true => ElasticClient::new(channel).scale(request).await,
+                false => MasterClient::new(channel).scale_trainers(request).await,
+            };
             tracing::info!(target: "fault", ?reply, "scaled");
         });
     }

@@ -1,4 +1,4 @@
-//! The number of workers of an elastic job, when the master chooses it, in whole runs.
+//! The number of workers of an elastic job, when the master chooses it, and of trainers, in whole runs.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use steadfast_common::records::keys::Keys;
 use steadfast_common::records::rendezvous::{NodeRange, RoundRecord};
 use steadfast_common::records::scale::{ScaleReason, ScaleRecord};
 use steadfast_sim::explore::small;
-use steadfast_sim::{Fault, Member, Mode, Plan, Recording, Role, Workload, record};
+use steadfast_sim::{Fault, Member, Mode, Plan, Recording, Role, Workload, record, run};
 
 /// Steps of a job that lasts some minutes.
 const STEPS: u64 = 1700;
@@ -68,4 +68,24 @@ fn workers_are_added_while_they_pay() {
     let (rounds, scales) = history(&recording);
     assert_eq!(rounds.last().map(|it| it.members.len()), Some(3), "{scales:?}");
     assert_eq!(scales.last().map(|it| it.reason), Some(ScaleReason::MorePaid), "{scales:?}");
+}
+
+/// S002-10, S004-34: whatever numbers of trainers are desired while processes and links fail, the result is that of the job:
+/// each seed checks its bits, or that each record counts once.
+#[test]
+fn any_numbers_of_trainers_change_nothing() {
+    for mode in [Mode::Sync, Mode::Async] {
+        for seed in 1..=30 {
+            let mut plan = Plan::of_seed(mode, seed);
+            let end = plan.faults.last().map_or(Duration::from_secs(2), |(at, _)| *at);
+            let wishes = [Some(1), Some(2), None, Some(1), Some(3)].into_iter().zip(1_u32..);
+            plan.faults.extend(wishes.map(|(workers, number)| {
+                let is_auto = seed % 5 == u64::from(number);
+                (end * number / 5, Fault::Workers(workers, is_auto))
+            }));
+            plan.faults.sort_by_key(|(at, _)| *at);
+            let outcome = run(&plan);
+            assert!(outcome.broken.is_empty(), "{mode:?}, seed {seed}: {plan}{outcome}");
+        }
+    }
 }

@@ -31,4 +31,5 @@ mod stream;
 mod tables;
 mod tensorboard;
 mod traces;
+mod trainers;
 mod wire;
