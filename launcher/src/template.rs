@@ -160,7 +160,7 @@ fn flags(args: &LaunchArgs, endpoints: &[String], nodes: NodeRange) -> Vec<OsStr
     let mut flags = Vec::new();
     push(&mut flags, "--rdzv-endpoint", endpoints.join(","));
     push(&mut flags, "--rdzv-id", &args.rdzv_id);
-    push(&mut flags, "--nnodes", format!("{}:{}", nodes.min(), nodes.max()));
+    push(&mut flags, "--nnodes", nodes.to_string());
     push(&mut flags, "--max-restarts", args.max_restarts.to_string());
     if 0 < args.warm_workers {
         push(&mut flags, "--warm-workers", args.warm_workers.to_string());

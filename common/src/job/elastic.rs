@@ -37,12 +37,23 @@ pub struct NodesSpec {
     pub min: u32,
     /// Most nodes of a round.
     pub max: u32,
+    /// A round has a multiple of so many nodes.
+    #[serde(default = "default_unit", skip_serializing_if = "is_default_unit")]
+    pub unit: u32,
     /// How long the first round is kept open after each arrival, if no node is known to be starting.
     #[serde(default = "default_last_call", with = "durations")]
     pub last_call: Duration,
     /// How long nodes wait for those that are starting, and for members of the last round.
     #[serde(default = "default_join_timeout", with = "durations")]
     pub join_timeout: Duration,
+}
+
+fn default_unit() -> u32 {
+    1
+}
+
+fn is_default_unit(unit: &u32) -> bool {
+    *unit == default_unit()
 }
 
 fn default_last_call() -> Duration {
@@ -59,6 +70,7 @@ impl ElasticSpec {
         let nodes = NodesSpec {
             min: nodes.min(),
             max: nodes.max(),
+            unit: nodes.unit(),
             last_call: default_last_call(),
             join_timeout: default_join_timeout(),
         };
@@ -67,7 +79,7 @@ impl ElasticSpec {
 
     /// Returns the range of the number of nodes; `None` if it is invalid.
     pub fn range(&self) -> Option<NodeRange> {
-        NodeRange::new(self.nodes.min, self.nodes.max)
+        NodeRange::new(self.nodes.min, self.nodes.max)?.in_units_of(self.nodes.unit)
     }
 
     /// Returns the SHA-256 of the spec's canonical JSON, in lower-case hexadecimal.
@@ -78,11 +90,16 @@ impl ElasticSpec {
 
     pub(crate) fn all_errors(&self) -> Vec<SpecError> {
         let mut errors: Vec<SpecError> = name_error(&self.name).into_iter().collect();
-        let NodesSpec { min, max, .. } = self.nodes;
+        let NodesSpec { min, max, unit, .. } = self.nodes;
         if max < min {
             errors.push(SpecError::new(
                 &["nodes.min", "nodes.max"],
                 format!("`nodes.min` is {min}, more than `nodes.max`, {max}"),
+            ));
+        } else if NodeRange::new(min, max).is_some_and(|it| it.in_units_of(unit).is_none()) {
+            errors.push(SpecError::new(
+                &["nodes.unit"],
+                format!("`nodes.min` and `nodes.max` must be multiples of `nodes.unit`, {unit}"),
             ));
         } else if self.range().is_none() {
             errors.push(SpecError::new(

@@ -525,8 +525,9 @@ mod tests {
 
     #[test]
     fn the_keys_of_a_file_are_those_of_its_type() {
-        let nodes = ["nodes", "nodes.min", "nodes.max", "nodes.last_call", "nodes.join_timeout"];
-        let elastic = [&["name", "records", "order"][..], &nodes].concat();
+        let nodes = ["", ".min", ".max", ".unit", ".last_call", ".join_timeout"];
+        let nodes = nodes.map(|it| format!("nodes{it}"));
+        let elastic = [&["name", "records", "order"].map(str::to_owned)[..], &nodes].concat();
         assert_eq!(elastic_keys(), elastic);
         let training = training_keys();
         for key in ["async.lost_pserver", "tables", "gradients.keep", "model.options", "checkpoint"]

@@ -23,31 +23,46 @@ pub const EXIT_TAG: &str = "steadfast.exit";
 /// The tag at which the agents of a round tell each other the ports of their workers.
 pub const PORTS_TAG: &str = "steadfast.ports";
 
-/// How many nodes a round may have; both ends included.
+/// How many nodes a round may have; both ends included. It has a multiple of `unit`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeRange {
     min: u32,
     max: u32,
+    unit: u32,
 }
 
 impl NodeRange {
     /// Returns the range, if 1 ≤ `min` ≤ `max` ≤ [`NODES_MAX`].
     pub fn new(min: u32, max: u32) -> Option<Self> {
-        (1 <= min && min <= max && max <= NODES_MAX).then_some(Self { min, max })
+        let is_range = 1 <= min && min <= max && max <= NODES_MAX;
+        is_range.then_some(Self { min, max, unit: 1 })
     }
 
-    /// Parses `MIN:MAX`, or one number for both.
+    /// Returns the range of the multiples of `unit`, if both ends are some.
+    pub fn in_units_of(self, unit: u32) -> Option<Self> {
+        let is_multiple = |nodes: u32| nodes.checked_rem(unit) == Some(0);
+        (is_multiple(self.min) && is_multiple(self.max)).then_some(Self { unit, ..self })
+    }
+
+    /// Parses `MIN:MAX`, one number for both, or `MIN:MAX:UNIT` for multiples of a number.
     ///
     /// # Errors
     /// A message that says what to use.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let (min, max) = text.split_once(':').unwrap_or((text, text));
+        let form = "as `MIN:MAX`, `MIN:MAX:UNIT` or one number";
+        let (min, rest) = text.split_once(':').unwrap_or((text, text));
+        let (max, unit) = rest.split_once(':').unwrap_or((rest, "1"));
         let parse = |text: &str| text.parse::<u32>().ok();
-        match (parse(min), parse(max)) {
-            (Some(min), Some(max)) if max < min => Err(format!("{min} is more than {max}")),
-            (Some(min), Some(max)) => Self::new(min, max)
-                .ok_or_else(|| "use numbers from 1 to 2048, as `MIN:MAX` or one number".to_owned()),
-            _ => Err("use numbers, as `MIN:MAX` or one number".to_owned()),
+        match (parse(min), parse(max), parse(unit)) {
+            (Some(min), Some(max), _) if max < min => Err(format!("{min} is more than {max}")),
+            (Some(min), Some(max), Some(unit)) => {
+                let range = Self::new(min, max);
+                let range = range.ok_or_else(|| format!("use numbers from 1 to 2048, {form}"))?;
+                range
+                    .in_units_of(unit)
+                    .ok_or_else(|| format!("{min} and {max} must be multiples of {unit}"))
+            }
+            _ => Err(format!("use numbers, {form}")),
         }
     }
 
@@ -59,6 +74,27 @@ impl NodeRange {
     /// Returns the most nodes of a round.
     pub fn max(self) -> u32 {
         self.max
+    }
+
+    /// Returns the number of which rounds have a multiple of nodes.
+    pub fn unit(self) -> u32 {
+        self.unit
+    }
+
+    /// Returns the largest number of nodes of a round that has no more than `nodes`; 0 if that is too few.
+    pub fn whole(self, nodes: usize) -> usize {
+        nodes - nodes % self.unit as usize
+    }
+}
+
+impl fmt::Display for NodeRange {
+    /// Writes what [`NodeRange::parse`] reads.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { min, max, unit } = self;
+        match unit {
+            1 => write!(f, "{min}:{max}"),
+            unit => write!(f, "{min}:{max}:{unit}"),
+        }
     }
 }
 
@@ -295,7 +331,13 @@ mod tests {
         let range = |min, max| Ok(NodeRange::new(min, max).unwrap());
         assert_eq!(NodeRange::parse("1:4"), range(1, 4));
         assert_eq!(NodeRange::parse("2"), range(2, 2));
-        for text in ["", "4:1", "0:1", "a", "1:", "1:2:3", "1:9999"] {
+        let pairs = NodeRange::parse("2:6:2").unwrap();
+        assert_eq!((pairs.unit(), pairs.whole(5), pairs.whole(1)), (2, 4, 0));
+        assert_eq!(
+            (pairs.to_string(), range(1, 4).unwrap().to_string()),
+            ("2:6:2".into(), "1:4".into())
+        );
+        for text in ["", "4:1", "0:1", "a", "1:", "1:2:3", "2:5:2", "2:4:0", "2:4:", "1:9999"] {
             assert!(NodeRange::parse(text).is_err(), "{text}");
         }
     }

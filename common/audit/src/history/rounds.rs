@@ -219,6 +219,11 @@ impl<'a> Rounds<'a> {
             );
             report.breaks(at, Rule::Rounds, text);
         }
+        if allowed.whole(count) != count {
+            let (round, unit) = (formed.round, allowed.unit());
+            let text = format!("round {round} has {count} members, no multiple of {unit}");
+            report.breaks(at, Rule::Rounds, text);
+        }
     }
 
     /// Checks that the ranks of the workers are 0 … n − 1, in the order of the members.
@@ -281,12 +286,13 @@ impl<'a> Rounds<'a> {
         desired: &Desired,
         report: &mut HistoryReport,
     ) {
-        if self.allowed.max() as usize <= formed.members.len() {
-            return;
-        }
         let members: BTreeSet<NodeId> = formed.members.iter().map(|member| member.node).collect();
         let is_due = |record: &NodeRecord| matches!(record.state, NodeState::Asked { .. });
         let left_out = self.nodes.iter().filter(|(node, it)| !members.contains(node) && is_due(it));
+        let all = members.len() + left_out.clone().count();
+        if self.allowed.whole(all.min(self.allowed.max() as usize)) <= members.len() {
+            return;
+        }
         let first = left_out.min_by_key(|(node, record)| {
             let rank = self.last_rank(**node, record.incarnation).unwrap_or(usize::MAX);
             (rank, record.incarnation, **node)

@@ -157,7 +157,7 @@ impl Rendezvous {
             return GatheringState::Quiet;
         }
         if self.is_intact() {
-            return match (max <= in_place, awaits_starting) {
+            return match (self.grown(settings) <= in_place, awaits_starting) {
                 (true, _) => GatheringState::Full,
                 (false, true) if is_overdue => GatheringState::Overdue,
                 (false, true) => GatheringState::Starting { until },
@@ -220,7 +220,8 @@ impl Rendezvous {
         let mut chosen: Vec<(NodeId, &NodeRecord)> =
             waiting.filter_map(|node| Some((*node, self.nodes.get(node)?))).collect();
         chosen.sort_by_cached_key(|(node, it)| self.precedence(*node, it));
-        chosen.truncate(self.places_of(chosen.iter().map(|(_, it)| *it), settings));
+        let places = self.places_of(chosen.iter().map(|(_, it)| *it), settings);
+        chosen.truncate(settings.nodes.whole(places.min(chosen.len())));
         chosen.sort_by_cached_key(|(node, it)| (self.old_rank(*node, it), it.seniority(), *node));
         let mut world_size = 0;
         let members = chosen.into_iter().map(|(node, record)| {

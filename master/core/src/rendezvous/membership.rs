@@ -55,12 +55,15 @@ pub enum Limit {
     Nodes(u32),
     /// The job is to have no more workers.
     Workers(u32),
+    /// The job has a multiple of so many nodes, and too few wait for the next one.
+    Unit(u32),
 }
 
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Nodes(nodes) => write!(f, "has the maximum of {nodes} nodes"),
+            Self::Unit(unit) => write!(f, "has a multiple of {unit} nodes, and waits for more"),
             Self::Workers(workers) => {
                 write!(f, "is to have at most {}", plural(*workers as usize, "worker"))
             }
@@ -235,13 +238,15 @@ impl Rendezvous {
         if self.is_intact() && !is_changing {
             return Directive::Continue { round };
         }
-        let places = self.places(settings).saturating_sub(self.index.in_place.len());
-        let added = self.index.waiting.len().min(places);
+        let added = self.grown(settings).saturating_sub(self.index.in_place.len());
         Directive::Join { added, surplus: self.surplus(settings), lost: self.lost_members() }
     }
 
     /// Returns what keeps waiting nodes out of the round.
     pub(super) fn limit(&self, settings: &Settings) -> Limit {
+        if self.index.in_place.len() < self.places(settings) {
+            return Limit::Unit(settings.nodes.unit());
+        }
         let workers = self.scale.as_ref().and_then(|record| record.workers);
         match workers.filter(|_| self.places(settings) < settings.nodes.max() as usize) {
             Some(workers) => Limit::Workers(workers),

@@ -51,6 +51,12 @@ impl Rendezvous {
         within(self.fitting_of(nodes), settings)
     }
 
+    /// Returns how many members an intact round would have with the nodes that wait.
+    pub(super) fn grown(&self, settings: &Settings) -> usize {
+        let (waiting, in_place) = (self.index.waiting.len(), self.index.in_place.len());
+        settings.nodes.whole((in_place + waiting).min(self.places(settings)))
+    }
+
     /// Returns how many members of an intact round have to leave it.
     pub(super) fn surplus(&self, settings: &Settings) -> usize {
         self.index.in_place.len().saturating_sub(self.places(settings))
@@ -70,7 +76,7 @@ impl Rendezvous {
             workers += slots;
             (is_known || workers <= startable).then_some(workers)
         });
-        sums.take(max).skip(min - 1).collect()
+        sums.take(max).skip(min - 1).step_by(settings.nodes.unit() as usize).collect()
     }
 
     /// Returns how many workers the nodes that are known now can run.
@@ -128,5 +134,5 @@ pub(super) struct Fitting {
 /// Returns the number of nodes within the range of the job.
 fn within(fitting: Option<usize>, settings: &Settings) -> usize {
     let (min, max) = (settings.nodes.min() as usize, settings.nodes.max() as usize);
-    fitting.map_or(max, |fitting| fitting.clamp(min, max))
+    settings.nodes.whole(fitting.map_or(max, |fitting| fitting.clamp(min, max)))
 }

@@ -78,3 +78,33 @@ fn what_is_not_asked_for_stays() {
     assert_eq!((record.mode, record.workers), (ScaleMode::Off, Some(2)));
     assert_eq!(master.state.choose_scale(wish), Ok(Vec::new()), "nothing is written twice");
 }
+
+/// S002-11: a round has a multiple of the unit; a node without a partner waits until one comes, and a number of workers is
+/// rounded as well.
+#[test]
+fn a_round_has_a_multiple_of_the_unit() {
+    let mut master = Master::new(2, 8);
+    master.settings.nodes = master.settings.nodes.in_units_of(2).unwrap();
+    (0..3).for_each(|node| master.join(node, 0));
+    master.pass(LAST_CALL_MS);
+    assert_eq!(master.members(), [id(0), id(1)]);
+    let limit = Limit::Unit(2);
+    assert_eq!(master.ask(2, 0), Directive::WaitForPlace { round: Round(1), limit });
+    assert_eq!(master.ask(0, 1), Directive::Continue { round: Round(1) });
+    assert_eq!(master.state.worker_counts(&master.settings), [3]);
+    master.join(3, 0);
+    assert_eq!(master.waiting_nodes(0), 2);
+    (0..2).for_each(|node| master.join(node, 1));
+    assert_eq!(master.members(), [id(0), id(1), id(2), id(3)]);
+    assert_eq!(master.state.worker_counts(&master.settings), [3, 7]);
+    // One that is lost takes its partner out.
+    master.lose(3);
+    (0..3).for_each(|node| master.join(node, 2));
+    assert_eq!(master.members(), [id(0), id(1)]);
+    master.join(4, 0);
+    (0..2).for_each(|node| master.join(node, 3));
+    assert_eq!(master.members(), [id(0), id(1), id(2), id(4)]);
+    scale(&mut master, Some(5));
+    (0..4).filter(|it| *it != 3).chain([4]).for_each(|node| master.join(node, 4));
+    assert_eq!(master.members(), [id(0), id(1)]);
+}
