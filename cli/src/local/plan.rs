@@ -19,6 +19,10 @@ pub enum Role {
     Master,
     Pserver,
     Trainer,
+    /// A worker of a coordinator's program.
+    Worker,
+    /// A program with a coordinator.
+    Program,
 }
 
 impl fmt::Display for Role {
@@ -28,6 +32,8 @@ impl fmt::Display for Role {
             Self::Master => "master",
             Self::Pserver => "pserver",
             Self::Trainer => "trainer",
+            Self::Worker => "worker",
+            Self::Program => "program",
         })
     }
 }
@@ -61,9 +67,21 @@ pub enum TrainerProgram {
     /// Python with these arguments. Settings go to environment variables, so that a program with its own
     /// arguments finds them.
     Python(Python),
+    /// A program with a coordinator, which sets the initial values, and what its workers run.
+    Coordinated { program: Python, worker: Python },
     /// A program with a coordinator is started by its user, and its workers, too.
     Elsewhere,
 }
+
+/// What a process runs.
+#[derive(Clone, Copy, Debug)]
+enum Program<'a> {
+    Native(&'a PathBuf),
+    Python(&'a Python),
+}
+
+/// The arguments of Python, before the script, for a worker of a coordinator.
+const WORKER: [&str; 2] = ["-m", "steadfast.worker"];
 
 impl Programs {
     /// Finds the programs in `--bin-dir`, or in the directory of this program.
@@ -82,7 +100,13 @@ impl Programs {
             None if model.kind == PYTHON => {
                 TrainerProgram::Python(Python::find(args, model, &directory)?)
             }
-            None if model.has_closures() => TrainerProgram::Elsewhere,
+            None if model.has_closures() => match &model.script {
+                Some(script) => TrainerProgram::Coordinated {
+                    program: Python::of_script(args, script, &directory, &[])?,
+                    worker: Python::of_script(args, script, &directory, &WORKER)?,
+                },
+                None => TrainerProgram::Elsewhere,
+            },
             None => TrainerProgram::Native(directory.join("steadfast-trainer")),
         };
         let programs = Self {
@@ -92,7 +116,9 @@ impl Programs {
         };
         let native = match &programs.trainer {
             TrainerProgram::Native(program) => Some(program),
-            TrainerProgram::Python(_) | TrainerProgram::Elsewhere => None,
+            TrainerProgram::Python(_)
+            | TrainerProgram::Coordinated { .. }
+            | TrainerProgram::Elsewhere => None,
         };
         let missing: Vec<String> = [&programs.master, &programs.pserver]
             .into_iter()
@@ -136,28 +162,33 @@ pub struct Plan<'a> {
 impl Plan<'_> {
     /// Returns all processes except etcd.
     pub fn processes(&self) -> Vec<Process> {
+        let Programs { master, pserver, trainer } = &self.programs;
+        let trainers = self.args.trainers;
+        let mut roles = vec![
+            (Role::Master, self.args.masters, Program::Native(master)),
+            (Role::Pserver, self.pservers, Program::Native(pserver)),
+        ];
+        match trainer {
+            TrainerProgram::Native(program) => {
+                roles.push((Role::Trainer, trainers, Program::Native(program)));
+            }
+            TrainerProgram::Python(python) => {
+                roles.push((Role::Trainer, trainers, Program::Python(python)));
+            }
+            TrainerProgram::Coordinated { program, worker } => {
+                roles.push((Role::Worker, trainers, Program::Python(worker)));
+                roles.push((Role::Program, 1, Program::Python(program)));
+            }
+            TrainerProgram::Elsewhere => {}
+        }
         let mut processes = Vec::new();
-        let programs = &self.programs;
-        let trainers = match programs.trainer {
-            TrainerProgram::Native(_) | TrainerProgram::Python(_) => self.args.trainers,
-            TrainerProgram::Elsewhere => 0,
-        };
-        for (role, count) in [
-            (Role::Master, self.args.masters),
-            (Role::Pserver, self.pservers),
-            (Role::Trainer, trainers),
-        ] {
+        for (role, count, of_role) in roles {
             for number in 0..count {
                 let name = format!("{role}-{number}");
                 let log = self.logs.join(format!("{name}.log"));
-                let native = |program: &PathBuf| (program.clone(), self.args_of(role), Vec::new());
-                let (program, args, mut env) = match (role, &programs.trainer) {
-                    (Role::Etcd | Role::Master, _) | (Role::Trainer, TrainerProgram::Elsewhere) => {
-                        native(&programs.master)
-                    }
-                    (Role::Pserver, _) => native(&programs.pserver),
-                    (Role::Trainer, TrainerProgram::Native(program)) => native(program),
-                    (Role::Trainer, TrainerProgram::Python(python)) => {
+                let (program, args, mut env) = match of_role {
+                    Program::Native(program) => (program.clone(), self.args_of(role), Vec::new()),
+                    Program::Python(python) => {
                         let env = python.environment(&self.args_of(role));
                         (python.interpreter.clone(), python.args.clone(), env)
                     }

@@ -45,28 +45,38 @@ impl Python {
     /// # Errors
     /// If a path cannot be made absolute, or the script does not exist.
     pub fn find(args: &LocalArgs, model: &ModelSpec, programs: &Path) -> Result<Self, Failure> {
-        let interpreter = interpreter(args.python.as_deref(), Some(programs))?;
-        let job_file = absolute(&args.job_file)?;
-        let directory = job_file.parent().unwrap_or(Path::new("/")).to_owned();
-        let args = match &model.script {
-            None => vec!["-m".into(), "steadfast.trainer".into()],
-            Some(script) => {
-                let path = directory.join(script);
-                if !path.is_file() {
-                    return Err(Failure::invalid(format!(
-                        "{}: `model.script`: {} does not exist",
-                        args.job_file.display(),
-                        path.display()
-                    )));
-                }
-                vec![
-                    "-m".into(),
-                    "steadfast.trainer".into(),
-                    "--script".into(),
-                    path.into_os_string(),
-                ]
+        match &model.script {
+            Some(script) => Self::of_script(args, script, programs, &TRAINER_OF_SCRIPT),
+            None => {
+                let interpreter = interpreter(args.python.as_deref(), Some(programs))?;
+                let args_of_python = TRAINER.map(OsString::from).to_vec();
+                Ok(Self { interpreter, args: args_of_python, directory: directory_of(args)? })
             }
-        };
+        }
+    }
+
+    /// Finds the [`interpreter`], which runs a script after the arguments `before`.
+    ///
+    /// # Errors
+    /// If a path cannot be made absolute, or the script does not exist.
+    pub fn of_script(
+        args: &LocalArgs,
+        script: &str,
+        programs: &Path,
+        before: &[&str],
+    ) -> Result<Self, Failure> {
+        let interpreter = interpreter(args.python.as_deref(), Some(programs))?;
+        let directory = directory_of(args)?;
+        let path = directory.join(script);
+        if !path.is_file() {
+            return Err(Failure::invalid(format!(
+                "{}: `model.script`: {} does not exist",
+                args.job_file.display(),
+                path.display()
+            )));
+        }
+        let before = before.iter().copied().map(OsString::from);
+        let args = before.chain([path.into_os_string()]).collect();
         Ok(Self { interpreter, args, directory })
     }
 
@@ -85,6 +95,16 @@ impl Python {
         let own = [("PYTHONPATH", path), ("PYTHONUNBUFFERED", "1".into())];
         settings.chain(own.map(|(name, value)| (name.to_owned(), value))).collect()
     }
+}
+
+/// The arguments of Python for a trainer.
+const TRAINER: [&str; 2] = ["-m", "steadfast.trainer"];
+const TRAINER_OF_SCRIPT: [&str; 3] = ["-m", "steadfast.trainer", "--script"];
+
+/// Returns the directory of the job file.
+fn directory_of(args: &LocalArgs) -> Result<PathBuf, Failure> {
+    let job_file = absolute(&args.job_file)?;
+    Ok(job_file.parent().unwrap_or(Path::new("/")).to_owned())
 }
 
 #[cfg(test)]

@@ -90,6 +90,13 @@ async fn supervise(
     // Notices are rare and read promptly; if the channel is full, dropping one of many is acceptable.
     let send = |notice| drop(notices.try_send(notice));
     let mut backoff = Backoff::new();
+    let last = match process.role {
+        // It does not know of the job's end.
+        Role::Worker => SupervisorCommand::Leave,
+        Role::Etcd | Role::Master | Role::Pserver | Role::Trainer | Role::Program => {
+            SupervisorCommand::Terminate
+        }
+    };
     while *commands.borrow() == SupervisorCommand::Run {
         let started = Instant::now();
         let mut child = match ChildProcess::start(&process, &starter) {
@@ -98,7 +105,7 @@ async fn supervise(
         };
         let exit = tokio::select! {
             exit = child.end(&process) => exit,
-            () = until(&mut commands, SupervisorCommand::Terminate) => return child.terminate().await,
+            () = until(&mut commands, last) => return child.terminate().await,
         };
         if let Some(failure) = fatal(&process, &exit) {
             return send(Notice::Fatal(failure));
@@ -114,6 +121,14 @@ async fn supervise(
                 tokio::time::timeout(RESULT_DELAY, until(&mut commands, SupervisorCommand::Leave));
             if left.await.is_ok() {
                 return;
+            }
+            if process.role == Role::Program {
+                let message = format!(
+                    "{} has ended, and the job has not: call `finish_job` of the coordinator at its end; see {}",
+                    process.name,
+                    process.log.display()
+                );
+                return send(Notice::Fatal(Failure::new(ErrorKind::Invalid, message)));
             }
         }
         if *commands.borrow() != SupervisorCommand::Run {

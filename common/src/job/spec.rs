@@ -265,7 +265,8 @@ pub struct ModelSpec {
     /// `python`: the function that builds the model, as `module:function`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub entry: Option<String>,
-    /// `python`: a program with its own loop, relative to the directory of the job file.
+    /// `python`: a program with its own loop; `closures`: the program with the coordinator, whose workers run its functions.
+    /// Relative to the directory of the job file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub script: Option<String>,
     /// `python`: where PyTorch computes, such as `cuda`; a trainer may override it.

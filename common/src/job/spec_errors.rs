@@ -598,13 +598,14 @@ impl JobSpec {
                  (in a notebook, a cell that begins with `%%writefile digits.py` writes one)",
             ));
         }
+        let (is_python, closures) = (model.kind == PYTHON, model.has_closures());
         let of_python = [
-            ("model.entry", &model.entry),
-            ("model.script", &model.script),
-            ("model.device", &model.device),
+            ("model.entry", &model.entry, is_python),
+            ("model.script", &model.script, is_python || closures),
+            ("model.device", &model.device, is_python),
         ];
-        for (key, value) in of_python {
-            if value.is_some() && model.kind != PYTHON {
+        for (key, value, applies) in of_python {
+            if value.is_some() && !applies {
                 errors.push(SpecError::new(
                     &[key, "model.kind"],
                     format!("`{key}` does not apply to `{}`; remove it", model.kind),
