@@ -29,7 +29,11 @@ fn after_a_pass() -> Evidence {
 /// Returns evidence of an asynchronous job with two slots in the second pass or later, none of which may lose anything.
 fn of_two_slots() -> Evidence {
     some(&ASYNC, |it| {
-        let is_later = |passes: &[AppliedPass]| passes.last().is_some_and(|it| Pass(0) < it.pass);
+        // The slots have begun the pass of the queues.
+        let present = checkpoint(it).queue.as_ref().map(|queue| queue.pass);
+        let is_later = |passes: &[AppliedPass]| {
+            passes.last().is_some_and(|it| Pass(0) < it.pass && Some(it.pass) == present)
+        };
         it.spec.asynchronous.lost_pserver == LostPserver::Rewind
             && it.result.is_none()
             && checkpoint(it).slots.len() == 2
