@@ -276,7 +276,8 @@ impl Scene {
 
     fn scale(&self, workers: Option<u32>, is_auto: bool) {
         let mode = if is_auto { scale_request::Mode::Auto } else { scale_request::Mode::Kept };
-        let (workers, worth_percent) = (Some(workers.unwrap_or(0)), None);
+        // Workers use random numbers of records in a step, and the others wait: a second one adds about half of its share.
+        let (workers, worth_percent) = (Some(workers.unwrap_or(0)), is_auto.then_some(30));
         let request = ScaleRequest { mode: mode.into(), workers, worth_percent, startable: None };
         let is_elastic = self.cluster.is_elastic();
         self.call(move |channel| async move {
