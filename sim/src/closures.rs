@@ -469,7 +469,7 @@ async fn count(ledger: &Shared, coordinator: &Coordinator) -> Result<(), Failure
     let Some(client) = coordinator.parameters() else { return Ok(()) };
     let pull = || async { client.pull().await.map_err(|it| Failure::unavailable(it.to_string())) };
     // Half of the programs wait as long as there are faults, and have to learn of each.
-    let waits = random::seed() % 2 == 0;
+    let waits = random::seed().is_multiple_of(2);
     while waits && !lock(ledger).is_calm {
         sleep(LOOK_EVERY).await;
     }
@@ -488,7 +488,7 @@ async fn count(ledger: &Shared, coordinator: &Coordinator) -> Result<(), Failure
 }
 
 fn has_name(number: u64) -> bool {
-    number % 3 != 0
+    !number.is_multiple_of(3)
 }
 
 /// Schedules all closures, and waits for their results.
