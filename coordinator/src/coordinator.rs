@@ -264,7 +264,7 @@ impl Coordinator {
     /// meanwhile, it is done again after these closures have run again.
     ///
     /// # Errors
-    /// Why it has failed, or the coordinator has ended. `Invalid` without parameters.
+    /// Returns why it has failed, or the coordinator has ended. `Invalid` without parameters.
     pub async fn with_all_pushes<T, F>(&self, act: impl Fn() -> F) -> Result<T, Failure>
     where
         F: Future<Output = Result<T, Failure>>,

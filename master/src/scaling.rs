@@ -12,18 +12,18 @@ use steadfast_common::status::{ScaleStatus, SpeedStatus};
 use steadfast_coord::now;
 use steadfast_host::time::unix_ms;
 use steadfast_master_core::scaling::{Situation, decide, next_try};
-use steadfast_master_core::speeds::{Crew, Speed, Speeds};
+use steadfast_master_core::speeds::{Speed, Speeds, WorkerSet};
 use steadfast_proto::status;
 use steadfast_proto::v1::{ScaleReply, ScaleRequest, scale_request};
 use tonic::Status;
 
-/// What one master knows of the number of workers beside the record.
+/// Holds what one master knows of the number of workers beside the record.
 #[derive(Debug)]
 pub(crate) struct Scaling {
     /// The name of a worker, for users.
     worker: &'static str,
     /// The workers, and how often they had been measured, when the policy decided last.
-    decided: (Crew, usize),
+    decided: (WorkerSet, usize),
     /// Says what it would do next.
     advice: Option<String>,
     /// The time of the record by the policy's clock, and when that was.
@@ -62,7 +62,7 @@ impl Scaling {
         self.decided = measured;
         self.advice = None;
         let record = stored.map_or_else(ScaleRecord::default, |it| ScaleRecord::clone(it));
-        let speed = speeds.of_crew(now).filter(|_| record.mode != ScaleMode::Off)?;
+        let speed = speeds.of_present(now).filter(|_| record.mode != ScaleMode::Off)?;
         let (possible, there) = workers();
         let (ms, present) = (self.time(now), measured.0.workers);
         let situation = Situation { ms, present, speed, possible: &possible, there };

@@ -70,7 +70,7 @@ const SLOTS: u32 = 2;
 /// One more than there are slots.
 const PSERVERS: u16 = 3;
 
-/// What a checkpoint has is read again this long after the last fault: the job has gone back to a checkpoint for each
+/// The values are read again this long after the last fault: the job has gone back to a checkpoint for each
 /// loss then.
 const SETTLED_AFTER: Duration = Duration::from_secs(30);
 

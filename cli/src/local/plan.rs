@@ -73,7 +73,7 @@ pub enum TrainerProgram {
     Elsewhere,
 }
 
-/// What a process runs.
+/// Says what a process runs.
 #[derive(Clone, Copy, Debug)]
 enum Program<'a> {
     Native(&'a PathBuf),

@@ -23,7 +23,7 @@ pub const EXIT_TAG: &str = "steadfast.exit";
 /// The tag at which the agents of a round tell each other the ports of their workers.
 pub const PORTS_TAG: &str = "steadfast.ports";
 
-/// How many nodes a round may have; both ends included. It has a multiple of `unit`.
+/// Says how many nodes a round may have; both ends included. It has a multiple of `unit`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeRange {
     min: u32,

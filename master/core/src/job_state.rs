@@ -69,7 +69,7 @@ pub struct JobState {
     pub result: Option<ResultRecord>,
     /// The passes of a dataset that is followed.
     pub stream: Stream,
-    /// How many trainers work, if anything is known of that.
+    /// Says how many trainers work, if that was chosen.
     pub scale: Option<Arc<ScaleRecord>>,
 }
 

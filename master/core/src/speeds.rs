@@ -26,7 +26,7 @@ pub struct Speed {
 
 /// Workers that work together: other ones have another number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Crew {
+pub struct WorkerSet {
     pub number: u64,
     pub workers: u32,
 }
@@ -35,12 +35,12 @@ pub struct Crew {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Speeds {
     /// The workers that are measured.
-    crew: Crew,
+    set: WorkerSet,
     /// The records that were used when the present sample began, and when that was.
     window: Option<(u64, Millis)>,
     samples: BTreeMap<u32, VecDeque<(f64, Millis)>>,
     /// Counts the samples of the present workers.
-    of_crew: usize,
+    of_present: usize,
     /// Counts the records that each node has used since the present sample began.
     used: BTreeMap<NodeId, u64>,
     /// Holds what the present nodes used in a second, in the last sample.
@@ -48,11 +48,11 @@ pub struct Speeds {
 }
 
 impl Speeds {
-    /// Notes how many records a job has used when `crew` works, and how many each node has used since the last time, if
-    /// that is known.
-    pub fn note(&mut self, now: Millis, crew: Crew, records: u64, used: BTreeMap<NodeId, u64>) {
-        if self.crew != crew {
-            (self.crew, self.window, self.of_crew) = (crew, None, 0);
+    /// Notes how many records a job has used when the workers of `set` work, and how many each node has used since the
+    /// last time, if that is known.
+    pub fn note(&mut self, now: Millis, set: WorkerSet, records: u64, used: BTreeMap<NodeId, u64>) {
+        if self.set != set {
+            (self.set, self.window, self.of_present) = (set, None, 0);
             self.used.clear();
             self.of_nodes.clear();
             return;
@@ -69,13 +69,13 @@ impl Speeds {
             return;
         }
         let speed = records.saturating_sub(begun) as f64 / (time as f64 / 1000.0);
-        let samples = self.samples.entry(crew.workers).or_default();
+        let samples = self.samples.entry(set.workers).or_default();
         samples.push_back((speed, now));
         if SAMPLES < samples.len() {
             samples.pop_front();
         }
         self.window = Some((records, now));
-        self.of_crew += 1;
+        self.of_present += 1;
         let speed = |used: u64| used as f64 / (time as f64 / 1000.0);
         let used = std::mem::take(&mut self.used);
         self.of_nodes = used.into_iter().map(|(node, used)| (node, speed(used))).collect();
@@ -87,15 +87,15 @@ impl Speeds {
     }
 
     /// Returns the speed of the present workers, once it has been measured so often that one sample does not decide it.
-    pub fn of_crew(&self, now: Millis) -> Option<f64> {
-        let speeds = self.all(now).into_iter().filter(|_| SAMPLES <= self.of_crew);
-        let workers = self.crew.workers;
+    pub fn of_present(&self, now: Millis) -> Option<f64> {
+        let speeds = self.all(now).into_iter().filter(|_| SAMPLES <= self.of_present);
+        let workers = self.set.workers;
         speeds.filter(|it| it.workers == workers).map(|it| it.records_per_second).next()
     }
 
     /// Returns who works, and how often they were measured.
-    pub fn measured(&self) -> (Crew, usize) {
-        (self.crew, self.of_crew)
+    pub fn measured(&self) -> (WorkerSet, usize) {
+        (self.set, self.of_present)
     }
 
     /// Returns the speeds that were measured lately, by the number of workers.
@@ -141,8 +141,8 @@ mod tests {
         }
 
         fn note(&mut self, workers: u32) {
-            let crew = Crew { number: self.round, workers };
-            self.speeds.note(self.now, crew, self.seen, self.used.clone());
+            let set = WorkerSet { number: self.round, workers };
+            self.speeds.note(self.now, set, self.seen, self.used.clone());
         }
 
         fn shown(&self) -> Vec<(u32, f64)> {
@@ -175,11 +175,11 @@ mod tests {
         watch.begin_round(1);
         watch.commit(1, 1, 0);
         for records in [2000, 2200, 20] {
-            assert_eq!(watch.speeds.of_crew(watch.now), None);
+            assert_eq!(watch.speeds.of_present(watch.now), None);
             watch.commit(1, 20, records);
         }
         assert_eq!(watch.shown(), [(1, 100.0)]);
-        assert_eq!(watch.speeds.of_crew(watch.now), Some(100.0));
+        assert_eq!(watch.speeds.of_present(watch.now), Some(100.0));
         for _ in 0..3 {
             watch.commit(1, 20, 6000);
         }

@@ -11,7 +11,7 @@ use steadfast_common::records::rendezvous::RoundRecord;
 use steadfast_common::status::NodeReport;
 use steadfast_coord::{OPS_MAX, View as EtcdView};
 use steadfast_master_core::rendezvous::{Caller, Fact, Rendezvous, Settings, Timers};
-use steadfast_master_core::speeds::{Crew, Speeds};
+use steadfast_master_core::speeds::{Speeds, WorkerSet};
 
 use super::agents::Agents;
 use super::answers::Answer;
@@ -130,9 +130,9 @@ impl ElasticJob {
             self.uncommitted.releases_barrier |= matches!(fact, Fact::Released { .. });
             if let Fact::Committed(commit) = &fact {
                 let workers = self.state.round().map_or(0, |round| round.world_size);
-                let crew = Crew { number: commit.id.round.0, workers };
+                let set = WorkerSet { number: commit.id.round.0, workers };
                 let used = self.state.used_for_last_commit();
-                self.speeds.note(moment.now, crew, commit.position.seen, used);
+                self.speeds.note(moment.now, set, commit.position.seen, used);
             }
             if let Fact::Scaled(record) = &fact {
                 self.scaling.follow(moment.now, Some(record));

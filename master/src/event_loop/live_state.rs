@@ -14,7 +14,7 @@ use steadfast_master_core::lane_losses::LaneLosses;
 use steadfast_master_core::lanes::Lanes;
 use steadfast_master_core::ledger::Report;
 use steadfast_master_core::saver::{SaveReply, Saver};
-use steadfast_master_core::speeds::{Crew, Speeds};
+use steadfast_master_core::speeds::{Speeds, WorkerSet};
 use steadfast_master_core::sync_tasks::Failure;
 use tracing::warn;
 
@@ -46,8 +46,8 @@ pub(crate) struct LiveState {
     pub speeds: Speeds,
     pub scaling: Scaling,
     /// The trainers that are measured, and of which generation they are.
-    pub crew: Crew,
-    pub crew_of: Option<(Generation, Arc<BTreeSet<TrainerId>>)>,
+    pub measured: WorkerSet,
+    pub measured_of: Option<(Generation, Arc<BTreeSet<TrainerId>>)>,
     /// A requested rollback, which is decided next.
     pub rollback: Option<Rollback>,
     /// Live trainers and lost slots at the last check.
@@ -83,8 +83,8 @@ impl LiveState {
             time_breakdowns: TimeBreakdowns::default(),
             speeds: Speeds::default(),
             scaling: Scaling::new("trainer"),
-            crew: Crew::default(),
-            crew_of: None,
+            measured: WorkerSet::default(),
+            measured_of: None,
             rollback: None,
             known_trainers: Arc::default(),
             trainers_most: 0,

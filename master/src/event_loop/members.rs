@@ -37,7 +37,7 @@ pub(crate) struct Members {
     by_age: Vec<TrainerId>,
     /// The trainers that work: the first of these, as many as are desired.
     pub working: Arc<BTreeSet<TrainerId>>,
-    /// What they were chosen for.
+    /// The live trainers and the limit of which they were chosen.
     working_of: Option<(Arc<BTreeSet<TrainerId>>, Option<u32>)>,
     /// The pservers that hold slots. A slot whose key cannot be parsed has none.
     pub holders: BTreeMap<Slot, Incarnation>,

@@ -1,4 +1,4 @@
-//! How many trainers work: as many as a person, or the policy, has chosen.
+//! Lets as many trainers work as a person, or the policy, has chosen.
 //!
 //! The first trainers that have joined work. The others have no lanes and get no tasks, and take the place of one that is
 //! lost.
@@ -44,16 +44,16 @@ impl TrainingJob {
     pub(crate) fn measure(&mut self, moment: Moment) {
         let generation = self.state.generation.as_ref().map_or(Generation(0), |it| it.generation);
         let working = &self.members.working;
-        let is_same = self.live.crew_of.as_ref().is_some_and(|(of, trainers)| {
+        let is_same = self.live.measured_of.as_ref().is_some_and(|(of, trainers)| {
             *of == generation && (Arc::ptr_eq(trainers, working) || trainers == working)
         });
         if !is_same {
-            self.live.crew_of = Some((generation, working.clone()));
-            self.live.crew.number += 1;
+            self.live.measured_of = Some((generation, working.clone()));
+            self.live.measured.number += 1;
         }
-        self.live.crew.workers = working.len() as u32;
-        let (crew, records) = (self.live.crew, self.examples(&self.state));
-        self.live.speeds.note(moment.now, crew, records, Default::default());
+        self.live.measured.workers = working.len() as u32;
+        let (set, records) = (self.live.measured, self.examples(&self.state));
+        self.live.speeds.note(moment.now, set, records, Default::default());
     }
 
     /// Lets the policy choose.

@@ -66,7 +66,7 @@ def test_one_command_runs_a_program_and_its_workers(tmp_path):
 
 
 def test_a_program_that_does_not_end_the_job_is_an_error(tmp_path):
-    """S000-20: a job that nobody trains any more does not look as if it ran."""
+    """S000-20: a job without a program does not look as if it ran."""
     done = local(tmp_path, PROGRAM.replace("ENDS", "pass"), [])
     assert done.returncode == 2, done.stderr
     assert "program-0 has ended, and the job has not: call `finish_job`" in done.stderr, done.stderr
