@@ -311,8 +311,11 @@ impl Coordinator {
     /// # Errors
     /// As those of [`Coordinator::with_all_pushes`].
     pub async fn secure_pushes(&self) -> Result<(), Failure> {
-        let Some(client) = &self.parameters() else { return Ok(()) };
+        let client = &self.parameters();
         self.with_all_pushes(|| async {
+            let Some(client) = client else {
+                return Err(Failure::unavailable("the coordinator is closed"));
+            };
             match client.take_checkpoint().await {
                 Ok(()) | Err(ClientError::JobEnded) => Ok(()),
                 Err(error) => Err(Failure::new(error.kind(), error.to_string())),
