@@ -392,7 +392,7 @@ fn serve(
         readiness: readiness.clone(),
         metrics,
         token: args.security.admin_token()?,
-        shutdown: shutdown.clone(),
+        shutdown: Some(shutdown.clone()),
         status: Box::new(move || shown.status()),
         page: None,
     }))

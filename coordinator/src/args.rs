@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use clap::Parser;
 use steadfast_common::records::keys::Keys;
+use steadfast_common::role::Role;
 use steadfast_common::tensor::layout::ParamSpec;
 use steadfast_coord::Etcd;
 use steadfast_coordinator_core::{OnError, Settings};
-use steadfast_process::{EtcdArgs, Failure, LogArgs, SecurityArgs, TlsArgs};
+use steadfast_process::{Admin, EtcdArgs, Failure, LogArgs, SecurityArgs};
 
 use crate::announce::Announcement;
 use crate::coordinator::{CoordinatorSettings, Lock};
@@ -38,6 +39,9 @@ pub struct WorkerArgs {
     /// Time to live of the worker's lease in etcd.
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = steadfast_process::lease_ttl)]
     pub lease_ttl: Duration,
+    /// Address of the admin port: health, metrics, status.
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
+    pub admin_listen: SocketAddr,
     #[command(flatten)]
     pub etcd: EtcdArgs,
     #[command(flatten)]
@@ -56,10 +60,13 @@ pub struct CoordinatorArgs {
     /// Add the workers that are started for the job.
     #[arg(long, requires = "job")]
     pub discover: bool,
+    /// Address of an admin port: health, metrics, status. There is none without it.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub admin_listen: Option<SocketAddr>,
     #[command(flatten)]
     pub etcd: EtcdArgs,
     #[command(flatten)]
-    pub tls: TlsArgs,
+    pub security: SecurityArgs,
     /// Directory with the certificates of a trainer, with which the program sets the initial values of parameters, and
     /// saves their model.
     #[arg(long, value_name = "DIR", requires = "tls")]
@@ -95,6 +102,15 @@ impl WorkerArgs {
 }
 
 impl CoordinatorArgs {
+    /// Binds the admin port, if there is one.
+    ///
+    /// # Errors
+    /// If the credentials cannot be loaded, or the address cannot be bound.
+    pub async fn admin(&self) -> Result<Option<Admin>, Failure> {
+        let Some(address) = self.admin_listen else { return Ok(None) };
+        Admin::bind(address, self.security.exposure(Role::Admin)?).await.map(Some)
+    }
+
     /// Loads the credentials, and connects to etcd if the coordinator has a job. `params` are the parameters that
     /// closures train.
     ///
@@ -105,7 +121,7 @@ impl CoordinatorArgs {
             let message = "parameters belong to a job: pass its name, `job=\"…\"`";
             return Err(Failure::invalid(message));
         }
-        if !params.is_empty() && self.tls.tls.is_some() && self.trainer_tls.is_none() {
+        if !params.is_empty() && self.security.tls.tls.is_some() && self.trainer_tls.is_none() {
             let message = "with TLS, a program with parameters also needs the certificates of a trainer: \
                            args=[…, \"--trainer-tls\", \"certs/trainer\"]";
             return Err(Failure::invalid(message));
@@ -117,7 +133,7 @@ impl CoordinatorArgs {
         let lock = match &self.job {
             None => None,
             Some(job) => {
-                let etcd = Etcd::connect(&self.etcd.options(&self.tls)).await?;
+                let etcd = Etcd::connect(&self.etcd.options(&self.security.tls)).await?;
                 // Connecting does not wait for an answer.
                 etcd.get(&Keys::of_job(job).coordinator_lock()).await?;
                 Some(Lock { etcd, keys: Keys::of_job(job), lease_ttl: self.lease_ttl })
@@ -126,7 +142,7 @@ impl CoordinatorArgs {
         Ok(CoordinatorSettings {
             machine: Settings { on_error, losses_max: self.worker_losses_max },
             waiting_max: self.waiting_max as usize,
-            tls: self.tls.identity()?,
+            tls: self.security.tls.identity()?,
             lock,
             discovers: self.discover,
             params,

@@ -13,7 +13,7 @@ use steadfast_host::random;
 use steadfast_host::task::{Task, spawn};
 use steadfast_host::time::sleep;
 use steadfast_net::{Channel, TlsIdentity};
-use steadfast_process::Failure;
+use steadfast_process::{Admin, AdminServer, Failure, Readiness};
 use steadfast_proto::v1::DropRequest;
 use steadfast_proto::v1::closures_client::ClosuresClient;
 use steadfast_training_client::{ClientError, ParameterClient};
@@ -23,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::debug;
 use uuid::Uuid;
 
+use crate::admin::of_coordinator;
 use crate::announce::discover;
 pub use crate::driver::Lock;
 use crate::driver::{ARGUMENTS_BYTES_MAX, Driver, send};
@@ -153,6 +154,14 @@ impl Coordinator {
             followers: Mutex::new(followers),
             parameters: Mutex::new(parameters),
         })
+    }
+
+    /// Serves the admin port until the result is dropped.
+    pub fn serve_admin(&self, admin: Admin, job: String, token: Option<String>) -> AdminServer {
+        let readiness = Readiness::new("");
+        readiness.set_ready();
+        let shared = self.shared.clone();
+        admin.serve(of_coordinator(self.id, job, token, readiness, shared))
     }
 
     /// Adds the worker at `host:port`, or lets it take closures again under the index that it had.

@@ -9,6 +9,7 @@
 //! The table holds the state that outlives a term of the lock: the closures that are not settled, and the workers. Each
 //! term begins with it, and repeats the decisions that an earlier term did not release.
 
+mod admin;
 mod announce;
 mod args;
 mod coordinator;

@@ -104,6 +104,16 @@ pub(crate) struct Entry {
     pub repeats: bool,
 }
 
+/// What became of closures, since the coordinator has started.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Totals {
+    pub returned: u64,
+    pub failed: u64,
+    pub cancelled: u64,
+    /// Counts the requests to workers to run one.
+    pub runs: u64,
+}
+
 /// The state of a coordinator.
 #[derive(Debug, Default)]
 pub struct Table {
@@ -118,6 +128,7 @@ pub struct Table {
     errors_more: usize,
     /// The largest number of an attempt.
     pub(crate) attempts: u64,
+    pub(crate) totals: Totals,
     /// Values of closures that are over. They are dropped without the lock.
     dropped: Vec<Arc<WorkerValue>>,
     pub(crate) coverage: Coverage,
@@ -238,6 +249,7 @@ impl Table {
         push: Option<PushNumber>,
     ) {
         self.attempts = self.attempts.max(attempt);
+        self.totals.runs += 1;
         if let Some(worker) = self.workers.get_mut(&worker) {
             worker.running += 1;
         }
@@ -267,8 +279,11 @@ impl Table {
         if !std::mem::replace(&mut entry.has_begun, true) {
             self.waiting -= 1;
         }
-        if repeats {
-            self.repeating -= 1;
+        match &outcome {
+            _ if repeats => self.repeating -= 1,
+            Outcome::Returned(_) | Outcome::EndOfData => self.totals.returned += 1,
+            Outcome::Failed(_) => self.totals.failed += 1,
+            Outcome::Cancelled(_) => self.totals.cancelled += 1,
         }
         (entry.attempt, entry.push, entry.pushed) = (None, None, push);
         let counted = match outcome {

@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use prometheus_client::registry::Registry;
+use serde_json::json;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::Generation;
 use steadfast_common::records::keys::Keys;
@@ -17,7 +19,9 @@ use steadfast_host::random;
 use steadfast_host::task::{Task, spawn};
 use steadfast_host::time::{sleep, timeout};
 use steadfast_net::TlsIdentity;
-use steadfast_process::{Exposure, Failure, bind};
+use steadfast_process::{
+    Admin, AdminContent, AdminServer, Exposure, Failure, Readiness, Shutdown, bind,
+};
 use steadfast_proto::v1::closures_server::{Closures, ClosuresServer};
 use steadfast_proto::v1::{
     AttendRequest, CancelReply, CancelRequest, DropReply, DropRequest, EndOfData, Raised, RunReply,
@@ -34,6 +38,7 @@ use tonic::{Request, Response, Status};
 use tracing::info;
 use uuid::Uuid;
 
+use crate::admin::register_load;
 use crate::announce::Announcement;
 
 /// Time between looks at the closures that run, when the worker leaves.
@@ -147,19 +152,39 @@ impl Call {
     }
 }
 
-/// Maps running attempts, by coordinator and number, to a flag that is set when the outcome no longer counts.
-type Running = Arc<Mutex<BTreeMap<(String, u64), Arc<AtomicBool>>>>;
+/// The closures that a worker has taken.
+#[derive(Debug)]
+pub(crate) struct Load {
+    /// Limits the closures that run at once.
+    pub threads: u32,
+    /// Maps running attempts, by coordinator and number, to a flag that is set when the outcome no longer counts.
+    running: Mutex<BTreeMap<(String, u64), Arc<AtomicBool>>>,
+    /// Counts the replies.
+    answered: AtomicU64,
+}
+
+impl Load {
+    /// Returns how many closures the worker has taken and not replied to.
+    pub fn running(&self) -> usize {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// Returns how many closures it has replied to.
+    pub fn answered(&self) -> u64 {
+        self.answered.load(Ordering::Relaxed)
+    }
+}
 
 /// Keeps an attempt among those that run until it is dropped.
 #[derive(Debug)]
 struct Counted {
-    running: Running,
+    load: Arc<Load>,
     attempt: (String, u64),
 }
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.attempt);
+        self.load.running.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.attempt);
     }
 }
 
@@ -191,7 +216,7 @@ type Dropped = Arc<Mutex<Vec<(String, u64)>>>;
 pub struct WorkerServer {
     address: SocketAddr,
     calls: Mutex<Receiver<Call>>,
-    running: Running,
+    load: Arc<Load>,
     coordinators: Coordinators,
     dropped: Dropped,
     phase: watch::Sender<Phase>,
@@ -199,6 +224,9 @@ pub struct WorkerServer {
     /// Cancelled when the worker leaves.
     leaves: CancellationToken,
     serving: Mutex<Option<Task<Result<(), tonic::transport::Error>>>>,
+    /// Distinguishes it from other processes at the same address.
+    process: Uuid,
+    readiness: Readiness,
 }
 
 impl WorkerServer {
@@ -218,13 +246,14 @@ impl WorkerServer {
             .map_err(|error| Failure::io("cannot read the address of the port", &error))?;
         let (sender, calls) = channel();
         let (phase, _) = watch::channel(Phase::Serves);
-        let running = Running::default();
+        let load =
+            Arc::new(Load { threads, running: Mutex::default(), answered: AtomicU64::new(0) });
         let (coordinators, dropped) = (Coordinators::default(), Dropped::default());
+        let process = random::uuid();
         let service = Service {
-            process: random::uuid(),
-            threads,
+            process,
             sender: Mutex::new(sender),
-            running: running.clone(),
+            load: load.clone(),
             phase: phase.clone(),
             coordinators: coordinators.clone(),
             dropped: dropped.clone(),
@@ -239,7 +268,21 @@ impl WorkerServer {
         let serving = port.serve(Routes::new(service), access, &identity, stop.clone());
         let (calls, serving) = (Mutex::new(calls), Mutex::new(Some(serving)));
         let leaves = CancellationToken::new();
-        Ok(Self { address, calls, running, coordinators, dropped, phase, stop, leaves, serving })
+        let readiness = Readiness::new("");
+        readiness.set_ready();
+        Ok(Self {
+            address,
+            calls,
+            load,
+            coordinators,
+            dropped,
+            phase,
+            stop,
+            leaves,
+            serving,
+            process,
+            readiness,
+        })
     }
 
     /// Lets the coordinator of a job find the worker, until it leaves.
@@ -285,6 +328,7 @@ impl WorkerServer {
             begins
         });
         self.leaves.cancel();
+        self.readiness.set_not_ready("it leaves after the closures that it runs");
         if begins {
             info!("the worker leaves after the closures that it runs");
         }
@@ -297,7 +341,32 @@ impl WorkerServer {
 
     /// Returns how many closures the worker has taken and not replied to.
     pub fn running(&self) -> usize {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner).len()
+        self.load.running()
+    }
+
+    /// Serves the admin port until the result is dropped. The worker leaves when `shutdown` is triggered there.
+    pub fn serve_admin(
+        &self,
+        admin: Admin,
+        job: String,
+        token: Option<String>,
+        shutdown: Shutdown,
+    ) -> AdminServer {
+        let (id, load) = (self.process, self.load.clone());
+        let mut metrics = Registry::default();
+        register_load(load.clone(), &mut metrics);
+        let status = move || json!({ "running": load.running(), "answered": load.answered() });
+        admin.serve(AdminContent {
+            role: "worker",
+            job,
+            id: Box::new(move || id),
+            readiness: self.readiness.clone(),
+            metrics,
+            token,
+            shutdown: Some(shutdown),
+            status: Box::new(status),
+            page: None,
+        })
     }
 
     /// Ends the server once all replies are sent.
@@ -319,9 +388,8 @@ impl WorkerServer {
 
 struct Service {
     process: Uuid,
-    threads: u32,
     sender: Mutex<Sender<Call>>,
-    running: Running,
+    load: Arc<Load>,
     phase: watch::Sender<Phase>,
     coordinators: Coordinators,
     dropped: Dropped,
@@ -400,7 +468,7 @@ impl Closures for Service {
             present.streams += 1;
             present.parameters = parameters;
         }
-        let (threads, process) = (self.threads, self.process.to_string());
+        let (threads, process) = (self.load.threads, self.process.to_string());
         let phases = WatchStream::new(self.phase.subscribe());
         let states = phases.take_while(|phase| *phase != Phase::Ended).map(move |phase| {
             let _lives_as_long = &attended;
@@ -415,9 +483,9 @@ impl Closures for Service {
         let attempt = (request.coordinator.clone(), request.attempt);
         let is_cancelled = Arc::new(AtomicBool::new(false));
         let counted = {
-            let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut running = self.load.running.lock().unwrap_or_else(PoisonError::into_inner);
             running.insert(attempt.clone(), is_cancelled.clone());
-            Counted { running: self.running.clone(), attempt }
+            Counted { load: self.load.clone(), attempt }
         };
         if *self.phase.borrow() != Phase::Serves {
             return Err(status(ErrorKind::NotYet, "the worker leaves"));
@@ -433,6 +501,7 @@ impl Closures for Service {
         let sent = self.sender.lock().unwrap_or_else(PoisonError::into_inner).send(call);
         sent.map_err(|_| Status::unavailable("the worker ends"))?;
         let reply = outcome.await.map_err(|_| Status::unavailable("the worker has dropped it"))?;
+        self.load.answered.fetch_add(1, Ordering::Relaxed);
         Ok(Response::new(reply))
     }
 
@@ -441,7 +510,7 @@ impl Closures for Service {
         request: Request<CancelRequest>,
     ) -> Result<Response<CancelReply>, Status> {
         let CancelRequest { coordinator, attempt } = request.into_inner();
-        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let running = self.load.running.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(is_cancelled) = running.get(&(coordinator, attempt)) {
             is_cancelled.store(true, Ordering::SeqCst);
         }

@@ -59,7 +59,7 @@ impl Ports {
         let (admin, calls, _health) = runtime.block_on(async {
             let readiness = Readiness::new("begins");
             let content = AdminContent {
-                shutdown: Shutdown::manual(),
+                shutdown: Some(Shutdown::manual()),
                 role: "master",
                 job: "it".to_owned(),
                 id: Box::new(Default::default),

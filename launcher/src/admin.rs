@@ -47,7 +47,7 @@ pub(crate) async fn serve(
         readiness: view.readiness.clone(),
         metrics,
         token: args.security.admin_token()?,
-        shutdown: shutdown.clone(),
+        shutdown: Some(shutdown.clone()),
         status: Box::new(move || json!(*status.borrow())),
         page: None,
     }))

@@ -135,7 +135,7 @@ pub async fn run_process(
         readiness: readiness.clone(),
         metrics: registry,
         token: common.security.admin_token()?,
-        shutdown: shutdown.clone(),
+        shutdown: Some(shutdown.clone()),
         status: Box::new(move || status.json()),
         page: Some(Box::new(move || page::sections(&paged.document(), unix_ms()))),
     });

@@ -263,7 +263,7 @@ fn content(
         readiness: readiness.clone(),
         metrics,
         token: args.security.admin_token()?,
-        shutdown: shutdown.clone(),
+        shutdown: Some(shutdown.clone()),
         status: Box::new(move || event_loop.borrow().as_ref().map_or(json!({"slot": null}), show)),
         page: None,
     })

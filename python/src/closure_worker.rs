@@ -9,7 +9,7 @@ use pyo3::types::{PyDict, PyTuple};
 use steadfast_common::role::Role;
 use steadfast_coordinator::{Call, WorkerArgs, WorkerServer};
 use steadfast_host::random;
-use steadfast_process::{Failure, Shutdown};
+use steadfast_process::{Admin, AdminServer, Failure, Shutdown};
 use steadfast_proto::MESSAGE_BYTES_MAX;
 use steadfast_trainer::Parameters;
 use tokio::runtime::{Handle, Runtime};
@@ -34,6 +34,7 @@ pub struct ClosureWorker {
     server: Arc<WorkerServer>,
     modules: Vec<String>,
     threads: u32,
+    admin: AdminServer,
     /// Handles signals as long as it exists.
     _shutdown: Shutdown,
 }
@@ -86,24 +87,38 @@ impl ClosureWorker {
         let starting = WorkerServer::start(args.listen, &exposure, args.threads, etcd);
         let server = interruptible(py, &runtime, starting)?.map_err(failed)?;
         let announcing = args.announcement(server.address());
+        let binding = Admin::bind(args.admin_listen, exposure.clone());
+        let admin = interruptible(py, &runtime, binding)?.map_err(failed)?;
+        let token = args.security.admin_token().map_err(failed)?;
         if let Some(announcement) = interruptible(py, &runtime, announcing)?.map_err(failed)? {
             let _entered = runtime.enter();
             server.announce(announcement);
         }
         let server = Arc::new(server);
+        let job = args.job.clone().unwrap_or_default();
+        let admin = {
+            let _entered = runtime.enter();
+            server.serve_admin(admin, job, token, shutdown.clone())
+        };
         let (drained, leaving) = (shutdown.drain(), server.clone());
         runtime.spawn(async move {
             drained.await;
             leaving.leave();
         });
         let (modules, threads) = (args.modules, args.threads);
-        Ok(Self { runtime, server, modules, threads, _shutdown: shutdown })
+        Ok(Self { runtime, server, modules, threads, admin, _shutdown: shutdown })
     }
 
     /// The address that coordinators connect to.
     #[getter]
     fn address(&self) -> String {
         self.server.address().to_string()
+    }
+
+    /// The address of the admin port.
+    #[getter]
+    fn admin_address(&self) -> String {
+        self.admin.local_addr().to_string()
     }
 
     /// The modules whose functions may run.

@@ -1,6 +1,6 @@
 //! A coordinator of closures in a Python program.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use prost::Message;
@@ -12,6 +12,7 @@ use steadfast_coordinator::{
     ScheduleError, Scheduled, Table, WorkerIndex, WorkerValue,
 };
 use steadfast_host::random;
+use steadfast_process::{AdminServer, Failure};
 use steadfast_trainer::Snapshot;
 use tokio::runtime::Runtime;
 
@@ -28,6 +29,8 @@ const SIGNALS_EVERY: Duration = Duration::from_millis(50);
 
 /// State shared by the coordinator and its values.
 struct Inner {
+    /// Absent without an admin port, and once the coordinator is closed.
+    admin: OwnProcess<Mutex<Option<AdminServer>>>,
     /// Absent without parameters.
     parameters: Option<OwnProcess<ProgramParameters>>,
     // Dropped before the runtime.
@@ -104,8 +107,14 @@ impl Coordinator {
             .enable_all()
             .build()?;
         let params = declared.as_ref().map(|it| it.params.clone()).unwrap_or_default();
-        let starting = async { Native::start(args.settings(params).await?).await };
-        let native = interruptible(py, &runtime, starting)?.map_err(|it| exception(py, &it))?;
+        let starting = async {
+            let (admin, token) = (args.admin().await?, args.security.admin_token()?);
+            let native = Native::start(args.settings(params).await?).await?;
+            let served = admin.map(|admin| native.serve_admin(admin, job.to_owned(), token));
+            Ok((native, served))
+        };
+        let started: Result<_, Failure> = interruptible(py, &runtime, starting)?;
+        let (native, admin) = started.map_err(|it| exception(py, &it))?;
         let parameters = match (declared, native.parameters()) {
             (Some(declared), Some(_)) => {
                 let own = ProgramParameters::start(py, &args, declared)?;
@@ -116,7 +125,8 @@ impl Coordinator {
             (Some(_) | None, _) => None,
         };
         let (native, runtime) = (OwnProcess::new(native), OwnProcess::new(runtime));
-        Ok(Self(Arc::new(Inner { parameters, native, runtime })))
+        let admin = OwnProcess::new(Mutex::new(admin));
+        Ok(Self(Arc::new(Inner { admin, parameters, native, runtime })))
     }
 
     /// Adds a worker, or lets it take closures again; returns its index.
@@ -314,6 +324,7 @@ impl Coordinator {
         if !self.0.runtime.is_forked() {
             py.detach(|| {
                 self.0.runtime.block_on(self.0.native.close());
+                drop(self.0.admin.lock().unwrap_or_else(PoisonError::into_inner).take());
                 if let Some(parameters) = &self.0.parameters {
                     parameters.close();
                 }

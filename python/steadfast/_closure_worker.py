@@ -128,7 +128,8 @@ class _Worker:
 
     def run(self) -> None:
         """Runs closures until a signal arrives, and what it has then."""
-        print(f"steadfast worker: listens on {self._server.address}", flush=True)
+        listens = f"listens on {self._server.address} (admin port: {self._server.admin_address})"
+        print(f"steadfast worker: {listens}", flush=True)
         threads = [threading.Thread(target=self._work) for _ in range(self._server.threads - 1)]
         for thread in threads:
             thread.start()

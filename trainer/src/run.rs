@@ -165,7 +165,7 @@ fn content(
         readiness: readiness.clone(),
         metrics,
         token: args.security.admin_token()?,
-        shutdown: shutdown.clone(),
+        shutdown: Some(shutdown.clone()),
         status: Box::new(move || json!(activity.activity())),
         page: None,
     })

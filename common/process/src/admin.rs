@@ -83,8 +83,8 @@ pub struct AdminContent {
     pub metrics: Registry,
     /// Authorizes clients without a certificate; see [`crate::SecurityArgs::admin_token`].
     pub token: Option<String>,
-    /// Triggered by `/drain`.
-    pub shutdown: Shutdown,
+    /// Triggered by `/drain`. Absent in a process that ends only with the user's program.
+    pub shutdown: Option<Shutdown>,
     /// Returns the status of the process; must not block.
     pub status: Box<dyn Fn() -> Value + Send + Sync>,
     /// Renders the page; by default the status as tables.
@@ -300,8 +300,11 @@ async fn drain(State(content): Content, request: Request) -> Response {
         let why = format!("this is {} {id}, not the requested member\n", content.role);
         return (StatusCode::CONFLICT, why).into_response();
     }
+    let Some(shutdown) = content.shutdown.clone() else {
+        let why = format!("a {} ends with its program, and is not drained\n", content.role);
+        return (StatusCode::METHOD_NOT_ALLOWED, why).into_response();
+    };
     info!("draining: requested on the admin port");
-    let shutdown = content.shutdown.clone();
     spawn(async move {
         // An idle process may exit at once, and the answer would be lost.
         sleep(DRAIN_DELAY).await;
@@ -373,7 +376,7 @@ mod tests {
             readiness: readiness.clone(),
             metrics,
             token: None,
-            shutdown: shutdown.clone(),
+            shutdown: Some(shutdown.clone()),
             status: Box::new(|| serde_json::json!({ "note": "<script>alert(1)</script>" })),
             page: None,
         };

@@ -6,13 +6,16 @@ import collections
 import contextlib
 import math
 import pathlib
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from typing import Iterator
+import urllib.error
+import urllib.request
+from typing import Dict, Iterator
 
 import numpy
 import pytest
@@ -20,6 +23,8 @@ import steadfast
 import steps
 from closure_workers import HERE, START_SECONDS, Cluster, free_port, until
 
+OUTCOMES = ("returned", "failed", "cancelled")
+STATES = ("connected", "unreachable", "stopped")
 EXAMPLE = pathlib.Path(__file__).parents[3] / "examples" / "python" / "coordinator.py"
 
 
@@ -606,6 +611,42 @@ def test_an_etcd_that_is_away_delays_only_closures_with_a_name(cluster, tmp_path
         assert coordinator.fetch(values) == list(range(1, 11))
         assert named.fetch(timeout=60) == 11
         assert coordinator.schedule(steps.add, (1,), name="before").fetch() == 2
+
+
+def test_metrics_count_closures_and_workers(cluster):
+    """S003-54: what became of closures, runs that were repeated, and workers without a connection are metrics."""
+    admin = f"127.0.0.1:{free_port()}"
+    kept, lost = cluster.start(), cluster.start()
+
+    def metrics(address: str) -> Dict[str, float]:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=START_SECONDS) as answer:
+            rows = [line.rpartition(" ") for line in answer.read().decode().splitlines() if not line.startswith("#")]
+        return {name: float(value) for name, _, value in rows}
+
+    with steadfast.Coordinator([kept, lost], on_error="continue", args=["--admin-listen", admin]) as coordinator:
+        until(lambda: all(worker.threads for worker in coordinator.workers))
+        assert coordinator.fetch(coordinator.schedule(steps.add, (1,))) == 2
+        with pytest.raises(steadfast.ClosureError):
+            coordinator.schedule(steps.fails, ("no",)).fetch()
+        slow = coordinator.schedule(steps.sleeps, (START_SECONDS,), worker=1)
+        until(lambda: coordinator.workers[1].closures == 1)
+        assert metrics(admin)["steadfast_coordinator_running"] == 1
+        slow.cancel()
+        cluster[lost].kill()
+        until(lambda: not coordinator.workers[1].threads)
+        counted = metrics(admin)
+        outcomes = {it: counted[f'steadfast_coordinator_closures_total{{outcome="{it}"}}'] for it in OUTCOMES}
+        assert outcomes == {"returned": 1, "failed": 1, "cancelled": 1}
+        assert counted["steadfast_coordinator_runs_total"] == 3
+        states = {it: counted[f'steadfast_coordinator_workers{{state="{it}"}}'] for it in STATES}
+        assert states == {"connected": 1, "unreachable": 1, "stopped": 0}
+        [port] = re.findall(r"admin port: ([^)]*)", cluster[kept].output())
+        assert 1 <= metrics(port)["steadfast_worker_closures_total"] <= 2
+        drain = urllib.request.Request(f"http://{admin}/drain", method="POST")
+        with pytest.raises(urllib.error.HTTPError, match="405"):
+            urllib.request.urlopen(drain, timeout=START_SECONDS)
+    with pytest.raises(urllib.error.URLError):
+        metrics(admin)
 
 
 def test_only_functions_that_a_module_defines_can_be_called(cluster):
