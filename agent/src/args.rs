@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use steadfast_agent_core::round::HangTimeout;
 use steadfast_common::job::durations::{self, parse_or_seconds};
 use steadfast_common::job::elastic::{ElasticSpec, RECORDS_MAX};
 use steadfast_common::records::commits::RecordOrder;
@@ -116,10 +117,11 @@ pub struct RunArgs {
     /// Run CMD itself also if its name ends in `.py`.
     #[arg(long)]
     pub no_python: bool,
-    /// If no worker of this node prints anything for this long, dump their stacks (SIGUSR1, if they handle
-    /// it), and restart them as after a failure.
-    #[arg(long, value_name = "TIME", value_parser = durations::parse)]
-    pub hang_timeout: Option<Duration>,
+    /// If no worker of this node prints or reports anything for this long, dump their stacks (SIGUSR1, if they
+    /// handle it), and restart them as after a failure. `progress`: after ten minutes, if they report progress as
+    /// `steadfast.elastic` does; `off`: never.
+    #[arg(long, value_name = "TIME", default_value_t)]
+    pub hang_timeout: HangTimeout,
     /// How long workers may take to end after SIGTERM; then they are killed.
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = durations::parse)]
     pub grace: Duration,

@@ -42,4 +42,4 @@ pub use notices::pass_on;
 pub use own_rendezvous::{OwnRendezvous, OwnRendezvousSettings, RendezvousArgs, rendezvous};
 pub use processes::{WorkerProcesses, WorkerStart};
 pub use run::{connect_to_etcd, run, run_process};
-pub use steadfast_agent_core::round::WorkerExit;
+pub use steadfast_agent_core::round::{HangTimeout, WorkerExit};

@@ -75,9 +75,10 @@ impl Counts {
         *self.last_exit.lock().unwrap_or_else(PoisonError::into_inner) = exit;
     }
 
-    /// Returns what the agent reports to the master.
+    /// Returns what the agent reports to the master, but for what its workers have told.
     pub fn report(&self) -> NodeReport {
         NodeReport {
+            busy_us: 0,
             restarts: self.restarts.load(Ordering::Relaxed),
             restarts_max: self.restarts_max.load(Ordering::Relaxed),
             state: "running".to_owned(),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::FutureExt;
 use steadfast_agent_core::round::{
-    self, Action, Answer, End, Group, Input, Limits, Next, Over, RoundMachine, View,
+    self, Action, Answer, End, Group, HangTimeout, Input, Limits, Next, Over, RoundMachine, View,
 };
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::Round;
@@ -215,7 +215,7 @@ impl Agent<'_> {
     ) -> Result<End, Failure> {
         let session = self.membership.session().expect("a node that has joined is registered");
         let (round, counts) = (placement.record.round, &self.counts);
-        let report = || counts.report();
+        let report = || self.report();
         let interval_ = self.args.monitor_interval;
         let mut over = std::pin::pin!(until_over(session, round, report, interval_).fuse());
         let lease_ttl = self.args.lease_ttl;
@@ -254,7 +254,7 @@ impl Agent<'_> {
                         never = &mut deciding => match never {},
                         never = &mut dealing => match never {},
                         () = sleep_until(begun + deadline) => Input::Look,
-                        _ = check.tick(), if self.args.hang_timeout.is_some() => Input::Look,
+                        _ = check.tick(), if self.args.hang_timeout != HangTimeout::Off => Input::Look,
                     }
                 }
                 Next::Ask => tokio::select! {
@@ -282,17 +282,24 @@ impl Agent<'_> {
         }
     }
 
+    /// Returns what the agent reports to the master.
+    fn report(&self) -> NodeReport {
+        NodeReport { busy_us: self.service.progress().busy_us(), ..self.counts.report() }
+    }
+
     /// Returns what the workers do and have told so far.
     fn view(&self, round: Round, begun: Instant, silence: Option<Duration>) -> View {
         let now = begun.elapsed();
-        let progress = self.service.last_progress().map(|last| last.since(begun));
+        let progress = self.service.progress();
+        let reported = progress.last.map(|last| last.since(begun));
         let output = silence.map(|silence| now.saturating_sub(silence));
         View {
             now,
             left: self.service.ready(round),
             connected: self.service.connected(),
             // Before the round, workers waited for it.
-            last_output: output.max(progress),
+            last_output: output.max(reported),
+            pause_max: progress.pause_max,
         }
     }
 
@@ -316,7 +323,7 @@ impl Agent<'_> {
 
     /// Reports a failure to the master, and asks whether the round changed.
     async fn ask(&self, session: &NodeSession, round: Round) -> Answer {
-        let asked = session.watch(round, 0, Some(self.counts.report()), Duration::ZERO);
+        let asked = session.watch(round, 0, Some(self.report()), Duration::ZERO);
         match timeout(CAUSE_TIMEOUT, asked).await {
             Ok(Ok(change)) => match change.nodes {
                 0 => Answer::Unchanged,
@@ -330,15 +337,14 @@ impl Agent<'_> {
 
     /// Asks workers that hang for their stacks.
     async fn ask_for_stacks<P: WorkerProcesses>(&self, processes: &mut P) {
-        let seconds = self.args.hang_timeout.unwrap_or_default().as_secs_f64();
-        warn!(seconds, "no output; asking the workers for their stacks");
+        warn!("no output; asking the workers for their stacks");
         processes.ask_for_stacks().await;
     }
 
     /// Tells the master that no restart is left: if too few nodes are left, the job fails.
     async fn give_up(&self) -> Ended {
         if let Some(session) = self.membership.session() {
-            let report = self.counts.report();
+            let report = self.report();
             let reason = report.last_exit.clone();
             match timeout(CAUSE_TIMEOUT, session.give_up(&reason, report)).await {
                 Ok(Ok(()) | Err(NodeError::JobEnded | NodeError::Unregistered)) => {}

@@ -81,12 +81,54 @@ struct State {
     ready: BTreeMap<u32, u64>,
     /// Workers that suspect that the round is over, by local rank.
     suspicions: BTreeMap<u32, Suspicion>,
-    progress: Option<Instant>,
+    progress: Reports,
     commits: Commits,
     commit: Deciding,
     records: RecordLists,
     /// Says why the node gets no records, if the master refuses them.
     no_records: Option<(ErrorKind, String)>,
+}
+
+/// The reports of progress in a round, of all workers of the node.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Reports {
+    pub last: Option<Instant>,
+    /// The longest time between two reports.
+    pub pause_max: Option<Duration>,
+    /// By local rank.
+    busy: BTreeMap<u32, Busy>,
+}
+
+/// How long a worker has computed for its last updates, in µs.
+#[derive(Clone, Copy, Debug, Default)]
+struct Busy {
+    us: u64,
+    updates: u64,
+}
+
+/// A worker's time for an update is the mean of about so many.
+const UPDATES_KEPT: u64 = 64;
+
+impl Reports {
+    fn note(&mut self, now: Instant, report: &ProgressRequest) {
+        let pause = self.last.replace(now).map(|last| now.since(last));
+        self.pause_max = self.pause_max.max(pause);
+        if report.updates == 0 {
+            return;
+        }
+        let busy = self.busy.entry(report.local_rank).or_default();
+        busy.us = busy.us.saturating_add(report.busy_us);
+        busy.updates += u64::from(report.updates);
+        while UPDATES_KEPT < busy.updates {
+            (busy.us, busy.updates) = (busy.us / 2, busy.updates / 2);
+        }
+    }
+
+    /// Returns how long the slowest worker computes for an update, in µs; 0 if that is unknown.
+    pub fn busy_us(&self) -> u64 {
+        let means = self.busy.values().map(|it| it.us.checked_div(it.updates).unwrap_or(0));
+        means.max().unwrap_or(0)
+    }
 }
 
 /// A worker's question whether another worker explains a failed operation.
@@ -114,7 +156,7 @@ impl WorkerService {
                 connected: BTreeSet::new(),
                 ready: BTreeMap::new(),
                 suspicions: BTreeMap::new(),
-                progress: None,
+                progress: Reports::default(),
                 commits: Commits::new(buffers),
                 commit: Deciding::default(),
                 records: RecordLists::default(),
@@ -150,6 +192,7 @@ impl WorkerService {
             state.changes.clear();
             state.ready.clear();
             state.suspicions.clear();
+            state.progress = Reports::default();
         });
     }
 
@@ -272,9 +315,9 @@ impl WorkerService {
         });
     }
 
-    /// Returns when a worker last reported progress.
-    pub fn last_progress(&self) -> Option<Instant> {
-        self.shared.lock().progress
+    /// Returns the reports of progress in this round.
+    pub fn progress(&self) -> Reports {
+        self.shared.lock().progress.clone()
     }
 
     /// Returns a receiver that is notified of every change.
@@ -673,9 +716,10 @@ impl Worker for Service {
 
     async fn progress(
         &self,
-        _: Request<ProgressRequest>,
+        request: Request<ProgressRequest>,
     ) -> Result<Response<ProgressReply>, Status> {
-        self.0.lock().progress = Some(Instant::now());
+        let report = request.into_inner();
+        self.0.lock().progress.note(Instant::now(), &report);
         Ok(Response::new(ProgressReply {}))
     }
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use steadfast_agent::DataArgs;
+use steadfast_agent::{DataArgs, HangTimeout};
 use steadfast_common::job::durations::{self, parse_or_seconds};
 use steadfast_common::records::rendezvous::{NodeRange, SLOTS_MAX};
 use steadfast_launcher_core::blacklist::Cooldown;
@@ -115,8 +115,8 @@ pub struct LaunchArgs {
     #[arg(long, value_name = "MODULE,…", requires = "warm_workers")]
     pub(crate) warm_imports: Option<String>,
     /// As for `steadfast run`.
-    #[arg(long, value_name = "TIME", value_parser = durations::parse)]
-    pub(crate) hang_timeout: Option<Duration>,
+    #[arg(long, value_name = "TIME", default_value_t)]
+    pub(crate) hang_timeout: HangTimeout,
     /// Directory on the hosts for the workers' output, as for `steadfast run`.
     #[arg(long, value_name = "DIR")]
     pub(crate) log_dir: Option<PathBuf>,

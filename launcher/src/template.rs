@@ -170,9 +170,7 @@ fn flags(args: &LaunchArgs, endpoints: &[String], nodes: NodeRange) -> Vec<OsStr
     }
     push(&mut flags, "--grace", time(args.grace));
     push(&mut flags, "--lease-ttl", time(args.lease_ttl));
-    if let Some(hang_timeout) = args.hang_timeout {
-        push(&mut flags, "--hang-timeout", time(hang_timeout));
-    }
+    push(&mut flags, "--hang-timeout", args.hang_timeout.to_string());
     let auth = &args.auth;
     if let Some(user) = &auth.etcd_user {
         push(&mut flags, "--etcd-user", user);

@@ -289,10 +289,12 @@ impl Worker {
         Ok((reply.round, ranges, reply.is_end))
     }
 
-    /// Reports that this worker proceeds.
-    fn progress(&self, py: Python<'_>) -> PyResult<()> {
-        let mut client = self.client();
-        let report = async move { Ok(client.progress(ProgressRequest {}).await?.into_inner()) };
+    /// Reports that this worker proceeds, and how many seconds it has computed for its last updates.
+    #[pyo3(signature = (busy=0.0, updates=0))]
+    fn progress(&self, py: Python<'_>, busy: f64, updates: u32) -> PyResult<()> {
+        let (mut client, local_rank) = (self.client(), self.local_rank);
+        let request = ProgressRequest { local_rank, busy_us: (busy * 1e6) as u64, updates };
+        let report = async move { Ok(client.progress(request).await?.into_inner()) };
         self.wait(py, CALL_TIMEOUT, report).map(|_| ())
     }
 }

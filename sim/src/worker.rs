@@ -373,7 +373,7 @@ impl Life<'_> {
         let round = Round(place.round);
         memory.come(*process, step + 1);
         if job.uses_agent {
-            self.agent.progress(ProgressRequest {}).await.map_err(|_| CollectiveFailed)?;
+            self.agent.progress(ProgressRequest::default()).await.map_err(|_| CollectiveFailed)?;
         }
         let Some(record) = record else {
             memory.until_passed(round, step + 1).await?;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use steadfast_agent::HangTimeout;
 use steadfast_common::ids::Pass;
 use steadfast_common::job::elastic::ElasticSpec;
 use steadfast_common::job::spec;
@@ -69,7 +70,7 @@ pub struct ElasticJob {
     pub commit_every: u64,
     /// Time for workers to leave a round.
     pub reset_timeout: Duration,
-    pub hang_timeout: Option<Duration>,
+    pub hang_timeout: HangTimeout,
 }
 
 /// Restarts that are enough for each job.
@@ -153,7 +154,10 @@ impl ElasticJob {
         let restarts_max = if rng.happens(0.2) { rng.below(4) as u32 } else { RESTARTS_ENOUGH };
         let uses_agent = rng.happens(0.8);
         let reset_timeout = Duration::from_secs(*rng.one_of(&[1, 5, 20]));
-        let hang_timeout = rng.happens(0.2).then(|| Duration::from_secs(rng.between(8, 20)));
+        let hang_timeout = match rng.happens(0.2) {
+            true => HangTimeout::Silence(Duration::from_secs(rng.between(8, 20))),
+            false => HangTimeout::Progress,
+        };
         // Other programs have no commits that are decided.
         spec.records = (uses_agent && rng.happens(0.6)).then(|| rng.between(1, 40));
         let (records_of_step, commit_every) = (rng.between(1, 12), rng.between(1, 3));

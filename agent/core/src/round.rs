@@ -20,7 +20,11 @@ mod input;
 mod step;
 
 use std::collections::BTreeSet;
+use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
+
+use steadfast_common::job::durations;
 
 pub use group::{Group, Past};
 pub use input::{Answer, Input, Over, View, WorkerExit};
@@ -35,8 +39,63 @@ pub struct Limits {
     pub reset_timeout: Duration,
     /// Workers have this time to end when this node leaves. Half of it is for their next commit or check.
     pub grace: Duration,
-    /// Workers that print and report nothing for this time are taken to hang.
-    pub hang_timeout: Option<Duration>,
+    /// When workers are taken to hang.
+    pub hang_timeout: HangTimeout,
+}
+
+/// Workers that report progress, and have stopped to do so, are taken to hang after this time.
+const PROGRESS_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// Workers hang no sooner than after this multiple of the longest time between two of their reports.
+const PAUSES: u32 = 4;
+
+/// When the workers of a node are taken to hang.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HangTimeout {
+    Off,
+    /// When they report progress, and then print and report nothing for ten minutes, or for several times their longest
+    /// pause between two reports.
+    #[default]
+    Progress,
+    /// When they print and report nothing for this time.
+    Silence(Duration),
+}
+
+impl HangTimeout {
+    /// Returns after which silence the workers hang, if ever.
+    fn limit(self, view: &View) -> Option<Duration> {
+        match self {
+            Self::Off => None,
+            Self::Progress => view.pause_max.map(|it| PROGRESS_TIMEOUT.max(it * PAUSES)),
+            Self::Silence(limit) => Some(limit),
+        }
+    }
+}
+
+impl FromStr for HangTimeout {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "off" => Ok(Self::Off),
+            "progress" => Ok(Self::Progress),
+            text => match durations::parse(text) {
+                Ok(limit) if !limit.is_zero() => Ok(Self::Silence(limit)),
+                Ok(_) => Err("use a time longer than 0, or `off`".to_owned()),
+                Err(error) => Err(format!("{error}, `progress` or `off`")),
+            },
+        }
+    }
+}
+
+impl fmt::Display for HangTimeout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Off => f.write_str("off"),
+            Self::Progress => f.write_str("progress"),
+            Self::Silence(limit) => write!(f, "{}ms", limit.as_millis()),
+        }
+    }
 }
 
 /// The workers of a node, in one round after the other.
@@ -321,9 +380,13 @@ impl RoundMachine {
             watch.kill(self.running.difference(&view.left), actions);
             watch.leave_by = Some(view.now + self.limits.reset_timeout);
         }
-        match self.limits.hang_timeout {
+        match self.limits.hang_timeout.limit(view) {
             Some(limit) if watch.hangs(view, limit) => {
-                let reason = format!("the workers hang: no output for {limit:?} (--hang-timeout)");
+                let what = match self.limits.hang_timeout {
+                    HangTimeout::Progress => "no progress and no output",
+                    HangTimeout::Off | HangTimeout::Silence(_) => "no output",
+                };
+                let reason = format!("the workers hang: {what} for {limit:?} (--hang-timeout)");
                 watch.hang = Some(Failure { reason, last_lines: Vec::new() });
                 Next::AskForStacks
             }

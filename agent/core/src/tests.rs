@@ -7,8 +7,8 @@ use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{NodeId, Round};
 
 use crate::round::{
-    Action, Answer, End, Failure, Group, Input, Limits, Next, Over, Past, RoundMachine, Step, View,
-    WorkerExit,
+    Action, Answer, End, Failure, Group, HangTimeout, Input, Limits, Next, Over, Past,
+    RoundMachine, Step, View, WorkerExit,
 };
 
 mod rules;
@@ -31,7 +31,7 @@ struct Agent {
 impl Agent {
     /// An agent with two workers, of ranks 4 and 5, in the first round of two nodes.
     fn new(restarts_max: u32) -> Self {
-        let hang_timeout = Some(HANG);
+        let hang_timeout = HangTimeout::Silence(HANG);
         let limits = Limits { restarts_max, reset_timeout: RESET, grace: GRACE, hang_timeout };
         let (nodes, past) = (vec![node(1), node(2)], Past::default());
         let group = Group { round: Round(1), nodes, first_rank: 4, workers: 2, past };
@@ -46,6 +46,13 @@ impl Agent {
         let mut agent = Self::new(restarts_max);
         agent.view.connected = [0, 1].into();
         agent
+    }
+
+    /// Replaces the machine in the first round by one that decides otherwise when workers hang.
+    fn limit_hangs(&mut self, hang_timeout: HangTimeout) {
+        let limits = Limits { restarts_max: 1, reset_timeout: RESET, grace: GRACE, hang_timeout };
+        self.machine = RoundMachine::new(limits);
+        assert_eq!(self.joins(), Next::Start([0, 1].into()));
     }
 
     fn handle(&mut self, input: Input) -> Next {

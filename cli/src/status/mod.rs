@@ -141,6 +141,7 @@ mod tests {
     use steadfast_common::records::given_up::{Discarded, DiscardedTask, GivenUpRecord};
     use steadfast_common::records::stream::LeftOut;
     use steadfast_common::records::{JobOutcome, ResultRecord};
+    use steadfast_common::status::NodeReport;
 
     use super::*;
 
@@ -197,6 +198,24 @@ job digits: training (synchronous)
         let text = text(&status.document(), 0);
         assert!(text.contains("\n              19    in pass 1  bad record\n"), "{text}");
         assert!(text.ends_with("\n              and 5 more\n"), "{text}");
+    }
+
+    /// S002-11: a node is named as slow if its workers compute longer than twice as long as those of the median node.
+    #[test]
+    fn a_node_that_computes_longer_than_others_is_named_with_figures() {
+        let shown = |times: [u64; 3]| {
+            let mut status = sample::elastic();
+            for (node, busy_us) in status.nodes.iter_mut().zip(times) {
+                node.report = Some(NodeReport { busy_us, ..NodeReport::default() });
+            }
+            text(&status.document(), 0)
+        };
+        let text = shown([20_000, 54_400, 24_000]);
+        let row =
+            "slow        10.0.0.2:4002 computes 54.4 ms for an update, the median node 24.0 ms\n";
+        assert!(text.contains(row) && text.matches("slow ").count() == 1, "{text}");
+        assert!(!shown([20_000, 40_000, 24_000]).contains("slow "));
+        assert!(!shown([0, 40_000, 0]).contains("slow "), "no other is known");
     }
 
     fn without_master(result: Option<ResultRecord>) -> StoredStatus {

@@ -105,6 +105,7 @@ pub fn elastic() -> ElasticStatus {
         changes: 2,
         state: "running".to_owned(),
         last_exit: exit.clone(),
+        busy_us: 0,
     };
     let host = |host: &str, record| HostStatus {
         host: host.to_owned(),

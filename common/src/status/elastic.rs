@@ -210,6 +210,13 @@ pub struct NodeReport {
     /// Which worker failed last, in which round, and how; empty if none has.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub last_exit: String,
+    /// How long the slowest worker of the node computes for an update, without waits for others; 0 if that is unknown.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub busy_us: u64,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 impl ElasticStatus {
@@ -265,7 +272,7 @@ impl HostStatus {
     }
 }
 
-/// A node is slow if one of its workers uses less than this part of what one of the median node uses.
+/// A node is slow if its workers are slower than this part of the speed of the median node.
 const SLOW: f64 = 0.5;
 
 /// Maximum number of failures of workers that are shown, latest first.
@@ -341,19 +348,36 @@ impl ElasticStatus {
         rows
     }
 
-    /// Describes the nodes whose workers use less than [`SLOW`] of what workers of the median node use.
+    /// Describes the nodes whose workers are slower than [`SLOW`] of the median node.
     fn slow_nodes(&self) -> Vec<String> {
-        let mut all: Vec<f64> = self.nodes.iter().filter_map(NodeStatus::speed_of_worker).collect();
+        let used =
+            self.slower(NodeStatus::speed_of_worker).into_iter().map(|(node, speed, median)| {
+                let address = &node.address;
+                format!(
+                    "a worker of {address} uses {speed:.1}/s, one of the median node {median:.1}/s"
+                )
+            });
+        let busy =
+            self.slower(NodeStatus::updates_per_second).into_iter().map(|(node, speed, median)| {
+                let (own, others) = (1000.0 / speed, 1000.0 / median);
+                let address = &node.address;
+                format!(
+                    "{address} computes {own:.1} ms for an update, the median node {others:.1} ms"
+                )
+            });
+        used.chain(busy).collect()
+    }
+
+    /// Returns the nodes that are slower than [`SLOW`] of the median, with their speed and the median.
+    fn slower(
+        &self,
+        speed_of: impl Fn(&NodeStatus) -> Option<f64>,
+    ) -> Vec<(&NodeStatus, f64, f64)> {
+        let mut all: Vec<f64> = self.nodes.iter().filter_map(&speed_of).collect();
         all.sort_by(f64::total_cmp);
         let Some(median) = all.get(all.len() / 2).copied() else { return Vec::new() };
-        let slow = self.nodes.iter().filter_map(|node| {
-            let speed = node.speed_of_worker().filter(|speed| *speed < SLOW * median)?;
-            let address = &node.address;
-            Some(format!(
-                "a worker of {address} uses {speed:.1}/s, one of the median node {median:.1}/s"
-            ))
-        });
-        slow.collect()
+        let slow = |node| Some((node, speed_of(node).filter(|it| *it < SLOW * median)?, median));
+        self.nodes.iter().filter_map(slow).collect()
     }
 
     fn nodes(&self) -> Section {
@@ -367,6 +391,10 @@ impl ElasticStatus {
         if has_speeds {
             columns.push("records/s");
         }
+        let computes = self.nodes.iter().any(|it| it.updates_per_second().is_some());
+        if computes {
+            columns.push("computes");
+        }
         if has_hosts {
             columns.push("host");
         }
@@ -375,6 +403,10 @@ impl ElasticStatus {
             let mut cells = it.cells();
             if has_speeds {
                 cells.push(it.records_per_second.map_or(Value::None, Value::Rate).into());
+            }
+            if computes {
+                let time = it.updates_per_second().map(|it| format!("{:.1} ms", 1000.0 / it));
+                cells.push(Value::maybe_text(time).into());
             }
             if has_hosts {
                 cells.push(Value::maybe_text(it.host.as_ref()).into());
@@ -485,6 +517,13 @@ impl NodeStatus {
     /// Returns the records that one of its workers uses in a second, if that was measured.
     fn speed_of_worker(&self) -> Option<f64> {
         self.records_per_second.map(|all| all / f64::from(self.slots.max(1)))
+    }
+
+    /// Returns how many updates its slowest worker could compute in a second if it never waited for others, if that was
+    /// measured.
+    fn updates_per_second(&self) -> Option<f64> {
+        let busy = self.report.as_ref().map(|it| it.busy_us).filter(|it| 0 < *it)?;
+        Some(1e6 / busy as f64)
     }
 
     fn cells(&self) -> Vec<Cell> {

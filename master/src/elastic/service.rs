@@ -142,6 +142,7 @@ fn node_report(round: Round, report: v1::NodeReport) -> NodeReport {
         changes: report.changes,
         state: text(report.state),
         last_exit: text(report.last_exit),
+        busy_us: report.busy_us,
     }
 }
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import os
+import signal
 import threading
 from typing import List, NamedTuple, Optional, Protocol, Sequence, Tuple, Union
 
@@ -143,8 +146,8 @@ class Agent(Protocol):
             InvalidError: The job deals no records.
         """
 
-    def progress(self) -> None:
-        """Reports that this worker proceeds."""
+    def progress(self, busy: float = 0.0, updates: int = 0) -> None:
+        """Reports that this worker proceeds, and how many seconds it has computed for its last updates."""
 
 
 class SoloAgent:
@@ -196,7 +199,7 @@ class SoloAgent:
         last = place + wanted if end == 0 else min(place + wanted, end)
         return self._round, [(place, last)] if place < last else [], end != 0 and end <= last
 
-    def progress(self) -> None:
+    def progress(self, busy: float = 0.0, updates: int = 0) -> None:
         """Does nothing."""
 
 
@@ -221,6 +224,7 @@ def find_agent() -> Agent:
     """
     if os.environ.get(AGENT_VARIABLE):
         found: Agent = _native.Worker()
+        _print_stacks_when_asked()
         return found
     world_size = os.environ.get("WORLD_SIZE", "1")
     if world_size != "1":
@@ -229,6 +233,13 @@ def find_agent() -> Agent:
             f"WORLD_SIZE is {world_size}, but no agent started this worker; start the program with `steadfast run`"
         )
     return SoloAgent()
+
+
+def _print_stacks_when_asked() -> None:
+    # The agent sends it to workers that hang. A program may have a handler of its own.
+    if signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL:
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # no file behind stderr
+            faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 
 _AGENT: Optional[Agent] = None

@@ -46,6 +46,8 @@ class Membership:
         self._listeners: Registered[Listener] = Registered()
         # Commits that the round has decided.
         self._commits = 0
+        # What was not reported yet: seconds that this worker has computed, and for how many updates.
+        self._busy = (0.0, 0)
 
     @property
     def group(self) -> Group:
@@ -101,6 +103,11 @@ class Membership:
         self._commits += 1
         return decided
 
+    def note_update(self, seconds: float) -> None:
+        """Notes how long this worker has computed for an update, without the exchange with others."""
+        busy, updates = self._busy
+        self._busy = busy + seconds, updates + 1
+
     def is_over(self) -> bool:
         """Returns whether members of the round were added or lost; waits until that is certain."""
         return self.agent.is_over(self.assignment.round)
@@ -139,7 +146,8 @@ class Membership:
         """
         revision, bits = self.agent.changes(self._revision)
         revision, removed, added = self.group.max([revision, bits & REMOVED, bits & ADDED])
-        self.agent.progress()
+        (busy, updates), self._busy = self._busy, (0.0, 0)
+        self.agent.progress(busy, updates)
         if removed or added:
             self._revision = max(self._revision, revision)
             for listener in self._listeners.all():

@@ -161,7 +161,7 @@ class MemberAgent:
     def get_commit(self) -> Optional[Tuple[int, bytes]]:
         return self._coordinator.get_commit(self._member)
 
-    def progress(self) -> None:
+    def progress(self, busy: float = 0.0, updates: int = 0) -> None:
         self.progressed += 1
 
 
@@ -236,7 +236,7 @@ class RemoteAgent:
         kept = self._ask("get_commit", self._member)
         return kept and (kept[0], base64.b64decode(kept[1]))
 
-    def progress(self) -> None:
+    def progress(self, busy: float = 0.0, updates: int = 0) -> None:
         pass
 
     def _ask(self, method: str, *arguments: Any) -> Any:

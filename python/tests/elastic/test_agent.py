@@ -41,6 +41,25 @@ except TimeoutError as error:
 time.sleep(1000)
 """
 
+HANGS = """
+import os, time
+import steadfast.elastic as elastic
+
+state = elastic.ObjectState(step=0)
+
+def stuck():
+    time.sleep(1000)
+
+@elastic.run
+def train(state):
+    state.step += 1
+    state.commit()
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        stuck()
+
+train(state)
+"""
+
 
 def program(directory: pathlib.Path, text: str) -> "list[str]":
     file = directory / "train.py"
@@ -73,3 +92,12 @@ def test_a_worker_that_waits_in_vain_is_told_for_whom(tmp_path):
         nodes.until(lambda: "timed out:" in log.read_text(), "the end of the wait")
         (line,) = [line for line in log.read_text().splitlines() if "timed out:" in line]
         assert line.endswith("in time: waits for 1 more node to reach the minimum"), line
+
+
+def test_a_worker_that_hangs_prints_its_stacks_and_is_restarted(tmp_path):
+    """S002-11: the program need not register a handler for that."""
+    run = [PROGRAM, "run", "--standalone", "--hang-timeout", "2s", "--", *program(tmp_path, HANGS)]
+    ended = subprocess.run(run, capture_output=True, text=True, timeout=LIMIT_SECONDS)
+    assert ended.returncode == 0, ended.stderr
+    assert re.search(r"line \d+ in stuck", ended.stderr), ended.stderr
+    assert "the workers hang: no output for 2s" in ended.stderr

@@ -666,7 +666,7 @@ def test_progress_is_reported_at_each_check():
 class Counting(elastic.SoloAgent):
     progressed = 0
 
-    def progress(self) -> None:
+    def progress(self, busy: float = 0.0, updates: int = 0) -> None:
         self.progressed += 1
 
 

@@ -18,6 +18,8 @@ pub struct View {
     pub connected: BTreeSet<u32>,
     /// When a worker last printed or reported something, if that is known.
     pub last_output: Option<Duration>,
+    /// The longest time between two reports of progress, of workers that have reported it twice in the round.
+    pub pause_max: Option<Duration>,
 }
 
 /// The machine decides one input after the other.

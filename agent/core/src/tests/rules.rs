@@ -165,6 +165,31 @@ fn workers_that_hang_are_reported_and_restarted() {
     assert_eq!(agent.handle(Input::HangReported), EXHAUSTED);
 }
 
+/// S002-11: without a setting, workers that have reported progress hang after ten minutes of silence, and not before
+/// several times their longest pause. Others are not known to do anything.
+#[test]
+fn only_workers_that_have_reported_progress_hang_by_themselves() {
+    let minutes = |count: u64| Duration::from_secs(60 * count);
+    let mut agent = Agent::new(1);
+    agent.limit_hangs(HangTimeout::Progress);
+    agent.view.last_output = Some(Duration::ZERO);
+    assert_eq!(agent.waits(minutes(1000)), Next::Wait);
+    agent.view.pause_max = Some(minutes(260));
+    assert_eq!(agent.waits(minutes(39)), Next::Wait);
+    assert_eq!(agent.waits(minutes(1)), Next::AskForStacks);
+
+    let mut agent = Agent::new(1);
+    agent.limit_hangs(HangTimeout::Progress);
+    (agent.view.last_output, agent.view.pause_max) = (Some(minutes(1)), Some(minutes(1)));
+    assert_eq!(agent.waits(minutes(10)), Next::Wait);
+    assert_eq!(agent.waits(minutes(1)), Next::AskForStacks);
+
+    let mut agent = Agent::new(1);
+    agent.limit_hangs(HangTimeout::Off);
+    (agent.view.last_output, agent.view.pause_max) = (Some(minutes(1)), Some(minutes(1)));
+    assert_eq!(agent.waits(minutes(1000)), Next::Wait);
+}
+
 /// S003-25: workers that end while they are asked for their stacks do not hang, and a success is one.
 #[test]
 fn workers_that_end_while_they_are_asked_for_their_stacks_do_not_hang() {
