@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import hashlib
 import operator
+import time
 import weakref
-from typing import Any, Dict, List, Mapping, Optional, Sequence, SupportsIndex, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, SupportsIndex, Tuple
 
 import torch
 import torch.distributed as dist
@@ -15,8 +16,9 @@ from ..errors import InvalidError
 from ..randomness import seed_all
 from ._alike import Setting, check_alike
 from ._buffers import Buffers, trains_statistics
-from ._lane_sums import LaneSums, OrderedSum
+from ._lane_sums import Gradients, LaneSums, OrderedSum
 from ._membership import assignment as current_assignment
+from ._membership import membership
 from .accumulation import own_lanes
 
 __all__ = ["GradientAccumulator", "checked_samples"]
@@ -143,12 +145,15 @@ class GradientAccumulator:
         self._added = 0
         self._is_seeded = False
         self._sums: Optional[LaneSums] = None
-        self._ordered: Optional[OrderedSum] = None
-        self._ordered_for: Optional[Tuple[int, List[Any]]] = None
+        self._ordered: Optional[_Ordered] = None
+        # Whether the next update has most likely gradients of the same parameters. All workers agree on it.
+        self._is_expected = False
         # The rounds in which a loss was checked, and in which workers have compared their settings.
         self._checked = -1
         self._agreed = -1
         self._is_updating = False
+        # When the update before has ended, in this round.
+        self._update_ended: Optional[float] = None
         if model is not None and (self._buffers is not None or self._is_fixed):
             self._follow_before(model)
         self._refuse_steps()
@@ -209,6 +214,7 @@ class GradientAccumulator:
         if self._batches < len(self._own_lanes()):
             return False
         self._check_gradients()
+        self._note_busy()
         try:
             if self._agreed != place.round:
                 self._check_agreement(place.world_size)
@@ -217,6 +223,7 @@ class GradientAccumulator:
             self._update()
         finally:
             self._discard()
+        self._update_ended = time.perf_counter()
         # Also an update that the scaler left out.
         self._updates += 1
         return True
@@ -429,6 +436,12 @@ class GradientAccumulator:
         if number != self._round:
             self._discard()
             self._round = number
+            self._update_ended = None
+
+    def _note_busy(self) -> None:
+        # An accelerator computes after its calls have returned.
+        if self._update_ended is not None and self._parameters()[0].device.type == "cpu":
+            membership().note_update(time.perf_counter() - self._update_ended)
 
     def _own_lanes(self) -> range:
         place = current_assignment()
@@ -500,29 +513,69 @@ class GradientAccumulator:
         sums = [[it.grad for it in parameters]] if self._sums is None else self._sums.sums()
         has_gradient = [int(any(it is not None for it in of_one)) for of_one in zip(*sums)]
         changed = [] if self._buffers is None else self._buffers.changed()
-        counts = torch.tensor([self._samples] + has_gradient + changed)
-        if world_size > 1:
-            dist.all_reduce(counts)
-        samples, *used = counts.tolist()
+        counts = [self._samples, *has_gradient, *changed]
+        # Mostly the same parameters have gradients as in the updates before. Then these numbers go with the gradients.
+        begun = self._expected(parameters) if world_size > 1 else None
+        if begun is not None:
+            begun.sum.begin(_some(sums, begun.numbers), counts)
+            counts = begun.sum.counts()
+        elif world_size > 1:
+            counts = _sum(counts)
+        samples, *used = counts
+        used, changed = used[: len(parameters)], used[len(parameters) :]
+        numbers = [number for number, count in enumerate(used) if count]
+        if begun is not None and (not samples or begun.numbers != numbers):
+            begun.sum.give_up()
+            begun = None
         if not samples:
             raise InvalidError("no worker has added a sample to this update")
-        used, changed = used[: len(parameters)], used[len(parameters) :]
-        if self._is_fixed:
-            numbers = [number for number, count in enumerate(used) if count]
-            ordered = self._ordered_sum([parameters[it] for it in numbers])
-            ordered.run([[gradients[it] for it in numbers] for gradients in sums], samples)
-        else:
+        if not self._is_fixed:
             _add_in_any_order(parameters, used, samples, world_size)
+        else:
+            if begun is None:
+                begun = self._ordered_for(parameters, numbers, len(counts))
+                begun.sum.begin(_some(sums, numbers), counts)
+            begun.sum.finish(samples)
         if self._buffers is not None:
             self._buffers.end(changed, samples, self._lanes or world_size, world_size)
 
-    def _ordered_sum(self, parameters: Sequence[torch.Tensor]) -> OrderedSum:
-        made_for = self._round, [(id(it), it.dtype, it.device) for it in parameters]
-        if self._ordered is None or self._ordered_for != made_for:
-            # Its memory is free before there is that of the next.
-            self._ordered = None
-            self._ordered, self._ordered_for = OrderedSum(parameters, self._lanes or 1), made_for
+    def _expected(self, parameters: Sequence[torch.Tensor]) -> Optional[_Ordered]:
+        """Returns the sum of the last two updates of the round, if the same parameters had gradients in both."""
+        ordered = self._ordered
+        is_next = ordered is not None and ordered.made_for == (self._round, _marks(parameters))
+        return ordered if is_next and self._is_expected else None
+
+    def _ordered_for(self, parameters: Sequence[torch.Tensor], numbers: List[int], counts: int) -> _Ordered:
+        """Returns the sum for those parameters that have a gradient on some worker."""
+        made_for = self._round, _marks(parameters)
+        known = self._ordered
+        if known is not None and (known.made_for, known.numbers) == (made_for, numbers):
+            self._is_expected = True
+            return known
+        # Its memory is free before there is that of the next.
+        self._ordered = known = None
+        self._is_expected = False
+        added = OrderedSum([parameters[it] for it in numbers], self._lanes or 1, counts)
+        self._ordered = _Ordered(made_for, numbers, added)
         return self._ordered
+
+
+class _Ordered(NamedTuple):
+    """The sum of the gradients of some parameters."""
+
+    made_for: Tuple[int, List[Any]]
+    """The round, and all parameters."""
+    numbers: List[int]
+    """The numbers of those that have gradients."""
+    sum: OrderedSum
+
+
+def _some(sums: Sequence[Gradients], numbers: Sequence[int]) -> List[Gradients]:
+    return [[gradients[it] for it in numbers] for gradients in sums]
+
+
+def _marks(parameters: Sequence[torch.Tensor]) -> List[Any]:
+    return [(id(it), it.dtype, it.device) for it in parameters]
 
 
 _CLAIMED: "weakref.WeakKeyDictionary[Any, weakref.ref[torch.optim.Optimizer]]" = weakref.WeakKeyDictionary()
@@ -629,6 +682,13 @@ def _shown(lanes: Optional[int]) -> str:
 
 def _quoted(word: str) -> str:
     return f'"{word}"'
+
+
+def _sum(values: Sequence[int]) -> List[int]:
+    """Returns the sum of each value over all workers."""
+    found = torch.tensor(values, dtype=torch.int64)
+    dist.all_reduce(found)
+    return found.tolist()  # type: ignore[no-any-return]
 
 
 def _max(values: Sequence[int]) -> List[int]:
