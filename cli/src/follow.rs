@@ -8,6 +8,7 @@ use steadfast_common::error::ErrorKind;
 use steadfast_common::job::elastic::AnyJobRecord;
 use steadfast_common::records::rendezvous::NodeRecord;
 use steadfast_common::records::scale::ScaleRecord;
+use steadfast_common::status::format::plural;
 use steadfast_coord::{CoordError, Mirror, Range, View, backoff};
 use steadfast_process::{Failure, Shutdown, print_line};
 use steadfast_proto::v1::ScaleRequest;
@@ -117,8 +118,10 @@ async fn start(job: &Job, follow: &Follow, workers: u32) -> Result<Result<(), St
     let words: Vec<String> = filled(&follow.command, workers, nodes);
     let [program, args @ ..] = &words[..] else { return Ok(Ok(())) };
     print_line(format_args!(
-        "job {}: {workers} workers on {nodes} nodes: {}",
+        "job {}: {} on {}: {}",
         job.name,
+        plural(workers as usize, "worker"),
+        plural(nodes as usize, "node"),
         words.join(" ")
     ));
     let running = Command::new(program)

@@ -197,27 +197,87 @@ pub fn docker(args: &[&str]) -> Output {
     output
 }
 
+/// Agents of an elastic job in containers that share the network of this machine (`tests/compose.agents.yaml`).
+#[derive(Debug)]
+pub struct Agents {
+    project: String,
+    endpoint: String,
+}
+
+impl Agents {
+    /// Describes agents of the job whose etcd is at `endpoint`; starts none. Returns `None`, with a message, if Docker or
+    /// the image is not available.
+    pub fn of(endpoint: &str) -> Option<Self> {
+        let ready = compose_answers().and_then(|()| have(IMAGES[0]));
+        ready.map_err(|reason| eprintln!("skipped: {reason}")).ok()?;
+        let project = format!("steadfast-agents-{}", std::process::id());
+        Some(Self { project, endpoint: endpoint.to_owned() })
+    }
+
+    /// Returns the command that gives compose some words, such as `up`.
+    pub fn command(&self, words: &[&str]) -> Vec<String> {
+        let file = examples().join("../tests/compose.agents.yaml");
+        let program = format!("PROGRAM={}", program("steadfast").display());
+        let endpoint = format!("ENDPOINT={}", self.endpoint);
+        let compose = ["docker", "compose", "--project-name", &self.project, "--file", path(&file)];
+        let all = [&["env", &program, &endpoint], &compose[..], words].concat();
+        all.into_iter().map(str::to_owned).collect()
+    }
+
+    /// Returns how many agents run.
+    pub fn running(&self) -> usize {
+        let listed = self.run(&["ps", "--quiet", "--status", "running"]);
+        String::from_utf8_lossy(&listed.stdout).lines().count()
+    }
+
+    fn run(&self, words: &[&str]) -> Output {
+        let words = self.command(words);
+        Command::new(&words[0]).args(&words[1..]).stdin(Stdio::null()).output().expect("env starts")
+    }
+}
+
+impl Drop for Agents {
+    fn drop(&mut self) {
+        let down = self.run(&["down", "--timeout", "1"]);
+        if !down.status.success() {
+            eprintln!("left behind: {}", String::from_utf8_lossy(&down.stderr));
+        }
+    }
+}
+
 /// Checks that all images are available; returns the etcd image to use.
 fn can_be_had() -> Result<&'static str, String> {
-    let runs = |args: &[&str]| {
-        let output = Command::new("docker").args(args).stdin(Stdio::null()).output();
-        output.is_ok_and(|it| it.status.success())
-    };
+    compose_answers()?;
+    IMAGES.into_iter().try_for_each(have)?;
+    let here = ETCD_IMAGES.into_iter().find(|image| is_here(image));
+    let etcd = here.or_else(|| ETCD_IMAGES.into_iter().find(|image| pull(image)));
+    etcd.ok_or_else(|| "no etcd image is available locally or can be pulled".to_owned())
+}
+
+fn compose_answers() -> Result<(), String> {
     if !runs(&["info"]) {
         return Err("the Docker engine does not answer".to_owned());
     }
     if !runs(&["compose", "version"]) {
         return Err("docker has no `compose` command".to_owned());
     }
-    let is_here = |image: &str| runs(&["image", "inspect", image]);
-    for image in IMAGES {
-        if !is_here(image) && !pull(image) {
-            return Err(format!("the image {image} is not available locally and cannot be pulled"));
-        }
+    Ok(())
+}
+
+fn have(image: &str) -> Result<(), String> {
+    match is_here(image) || pull(image) {
+        true => Ok(()),
+        false => Err(format!("the image {image} is not available locally and cannot be pulled")),
     }
-    let here = ETCD_IMAGES.into_iter().find(|image| is_here(image));
-    let etcd = here.or_else(|| ETCD_IMAGES.into_iter().find(|image| pull(image)));
-    etcd.ok_or_else(|| "no etcd image is available locally or can be pulled".to_owned())
+}
+
+fn is_here(image: &str) -> bool {
+    runs(&["image", "inspect", image])
+}
+
+fn runs(args: &[&str]) -> bool {
+    let output = Command::new("docker").args(args).stdin(Stdio::null()).output();
+    output.is_ok_and(|it| it.status.success())
 }
 
 fn pull(image: &str) -> bool {

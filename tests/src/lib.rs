@@ -27,7 +27,7 @@ mod wait;
 pub use audit::{audit, run_audit};
 pub use certificates::Certificates;
 pub use cluster::{Cluster, Member, TOKEN};
-pub use containers::{Container, Deployment, docker};
+pub use containers::{Agents, Container, Deployment, docker};
 pub use etcd::{EtcdServer, PASSWORD, etcdctl, free_address};
 pub use etcd_cluster::{EtcdCluster, Quota};
 pub use history::{Recorder, history};

@@ -1,9 +1,12 @@
 //! Runs the deployment of `deploy/compose.yaml`.
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use steadfast_tests::{Deployment, Job, Run, Scene, docker, within};
+use steadfast_tests::{
+    Agents, Deployment, Job, Run, Scene, Signal, docker, free_address, program, within,
+};
 
 /// Timeout of the job.
 const JOB_MAX: Duration = Duration::from_secs(400);
@@ -97,4 +100,37 @@ fn a_deployment_survives_failures_of_containers() {
     assert!(model.starts_with("s3://steadfast/"), "{model}");
     let expected = Run::to_end(&scene, &job, "local", &["--pservers", "3"]);
     assert_eq!(result["parameters_sha256"], expected["parameters_sha256"]);
+}
+
+/// S002-10: `docker compose up --scale` starts and stops agents as the number of workers of their job changes.
+#[test]
+fn compose_follows_the_number_of_workers() {
+    let scene = Scene::new();
+    let endpoint = free_address().to_string();
+    let Some(agents) = Agents::of(&endpoint) else { return };
+    let rendezvous = ["rendezvous", "--rdzv-id", "grow", "--nnodes", "1:4", "--listen", &endpoint];
+    let _rendezvous = scene.start("rendezvous", "steadfast", &rendezvous);
+    let of_job = ["--job", "grow", "--etcd-endpoints", &endpoint];
+    let up = agents.command(&["up", "--detach", "--no-recreate", "--scale", "agent={nodes}"]);
+    let up: Vec<&str> = up.iter().map(String::as_str).collect();
+    let steadfast = |args: &[&str]| {
+        let mut command = Command::new(program("steadfast"));
+        command.args(args).args(of_job).output().expect("it starts").stdout
+    };
+    let members = || {
+        let status: Value = serde_json::from_slice(&steadfast(&["status", "--json"])).ok()?;
+        let nodes = status["nodes"].as_array()?;
+        Some(nodes.iter().filter(|it| it["state"] == "member").count())
+    };
+    within(JOB_MAX, "a master acts", || members().map(|_| ()));
+    let follow = [&["scale", "--follow", "--most", "3"], &of_job[..], &["--"], &up].concat();
+    let mut follower = scene.start("follower", "steadfast", &follow);
+    for (workers, expected) in [("all", 3), ("2", 2), ("3", 3), ("1", 1)] {
+        steadfast(&["scale", "--workers", workers]);
+        within(JOB_MAX, &format!("a round and containers of {expected}"), || {
+            (members() == Some(expected) && agents.running() == expected).then_some(())
+        });
+    }
+    follower.signal(Signal::SIGTERM);
+    assert_eq!(follower.end(JOB_MAX).code, Some(0));
 }
