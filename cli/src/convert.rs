@@ -97,14 +97,10 @@ fn named(name: String) -> DataFormat {
 }
 
 fn by_extension(source: &str) -> Result<DataFormat, Failure> {
-    let plain = [".gz", ".zst", ".bz2"].iter().find_map(|it| source.strip_suffix(it));
-    match plain.unwrap_or(source).rsplit_once('.') {
-        Some((_, "tar")) => Ok(DataFormat::Webdataset),
-        Some((_, name)) if READ.contains(&name) => Ok(named(name.to_owned())),
-        Some(_) | None => Err(Failure::invalid(format!(
-            "the name of {source} does not tell its format; set --from-format"
-        ))),
-    }
+    DataFormat::of_name(source).ok_or_else(|| {
+        let message = format!("the name of {source} does not tell its format; set --from-format");
+        Failure::invalid(message)
+    })
 }
 
 fn column_type(text: &str) -> Result<(String, ColumnType), String> {

@@ -33,7 +33,7 @@ pub fn toml_to_json(py: Python<'_>, text: &str) -> PyResult<String> {
 }
 
 /// Removes the line number of a file that the user has not written.
-fn without_line(error: &str) -> String {
+pub(crate) fn without_line(error: &str) -> String {
     let rest = error.strip_prefix("line ").and_then(|it| it.split_once(": "));
     rest.map_or(error, |(_, rest)| rest).to_owned()
 }

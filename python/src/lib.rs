@@ -11,6 +11,7 @@ mod arrays;
 mod closure_worker;
 mod coordinator;
 mod error;
+mod files;
 mod job;
 mod logs;
 mod model;
@@ -37,6 +38,8 @@ mod native {
     use super::closure_worker::{Closure, ClosureWorker, decode_arguments};
     #[pymodule_export]
     use super::coordinator::{Coordinator, PerWorker, RemoteValue};
+    #[pymodule_export]
+    use super::files::Files;
     #[pymodule_export]
     use super::job::{job_file, toml_to_json};
     #[pymodule_export]

@@ -155,6 +155,13 @@ class RemoteValue:
 class PerWorker:
     """What a function returns on each worker."""
 
+class Files:
+    """Files whose records are read a group at a time."""
+
+    def __init__(self, dataset: str) -> None: ...
+    def groups(self) -> List[int]: ...
+    def read(self, group: int) -> Dict[str, Any]: ...
+
 class ClosureWorker:
     """A worker that listens for coordinators."""
 

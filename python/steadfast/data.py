@@ -7,7 +7,7 @@
     state = steadfast.elastic.TorchState(model=model, optimizer=optimizer, data=service)
 
 Loops over epochs use :class:`steadfast.elastic.ElasticSampler`; this is for loops over updates, which have none. Workers
-of unequal speed use :class:`TaskDataset`, which needs PyTorch.
+of unequal speed use :class:`TaskDataset`, which needs PyTorch. :class:`FileDataset` reads the records of files.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sized, Union
 
+from ._file_dataset import FileDataset
 from .elastic._alike import Setting
 from .elastic._divided import Divided, Position
 from .elastic._membership import assignment
@@ -24,7 +25,7 @@ from .errors import InvalidError
 if TYPE_CHECKING:
     from ._task_dataset import TaskDataset
 
-__all__ = ["DataShardService", "ElasticDataset", "TaskDataset"]
+__all__ = ["DataShardService", "ElasticDataset", "FileDataset", "TaskDataset"]
 
 
 class DataShardService(Divided):

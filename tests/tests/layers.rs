@@ -209,6 +209,7 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
                 "steadfast-coordinator",
                 "steadfast-process",
                 "steadfast-elastic-client",
+                "steadfast-data",
                 "steadfast-trainer",
             ],
         ),

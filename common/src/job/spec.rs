@@ -209,6 +209,23 @@ pub enum DataFormat {
     Webdataset,
 }
 
+impl DataFormat {
+    /// Returns the format that the name of a file, or a pattern of such names, tells by its end: `data/*.csv.gz`.
+    pub fn of_name(name: &str) -> Option<Self> {
+        let plain = [".gz", ".zst", ".bz2"].iter().find_map(|it| name.strip_suffix(it));
+        match plain.unwrap_or(name).rsplit_once('.')?.1 {
+            "parquet" => Some(Self::Parquet),
+            "csv" => Some(Self::Csv),
+            "tsv" => Some(Self::Tsv),
+            "jsonl" => Some(Self::Jsonl),
+            "tfrecord" => Some(Self::Tfrecord),
+            "libsvm" => Some(Self::Libsvm),
+            "webdataset" | "tar" => Some(Self::Webdataset),
+            _ => None,
+        }
+    }
+}
+
 /// First line of a CSV or TSV file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
