@@ -298,7 +298,10 @@ impl Agent<'_> {
             left: self.service.ready(round),
             connected: self.service.connected(),
             // Before the round, workers waited for it.
-            last_output: output.max(reported),
+            last_output: match progress.all_wait(self.args.nproc_per_node, Instant::now()) {
+                true => Some(now),
+                false => output.max(reported),
+            },
             pause_max: progress.pause_max,
         }
     }

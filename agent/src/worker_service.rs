@@ -97,7 +97,12 @@ pub(crate) struct Reports {
     pub pause_max: Option<Duration>,
     /// By local rank.
     busy: BTreeMap<u32, Busy>,
+    /// The last call of each worker that waits for others, by local rank. Such calls are repeated.
+    waits: BTreeMap<u32, Instant>,
 }
+
+/// A worker waits for others for so long after its last call that does.
+const WAITS: Duration = Duration::from_secs(15);
 
 /// How long a worker has computed for its last updates, in µs.
 #[derive(Clone, Copy, Debug, Default)]
@@ -120,8 +125,17 @@ impl Reports {
         busy.us = busy.us.saturating_add(report.busy_us);
         busy.updates += u64::from(report.updates);
         while UPDATES_KEPT < busy.updates {
-            (busy.us, busy.updates) = (busy.us / 2, busy.updates / 2);
+            let mean = busy.us / busy.updates;
+            busy.updates /= 2;
+            busy.us = mean * busy.updates;
         }
+    }
+
+    /// Returns whether all of this many workers wait for others, or for the master.
+    pub fn all_wait(&self, workers: u32, now: Instant) -> bool {
+        let waits =
+            |local_rank| self.waits.get(&local_rank).is_some_and(|it| now.since(*it) < WAITS);
+        (0..workers).all(waits)
     }
 
     /// Returns how long the slowest worker computes for an update, in µs; 0 if that is unknown.
@@ -401,6 +415,11 @@ pub(crate) enum CommitOutcome {
 }
 
 impl State {
+    /// Returns how many workers the node has in the round.
+    fn slots(&self) -> u32 {
+        self.placement.as_ref().map_or(0, |placement| placement.own().slots)
+    }
+
     /// Returns the commit for which each worker of this node has entered, with what the node passes to its barrier, unless
     /// its outcome is known.
     fn proposed(&self) -> Option<(CommitId, Vec<u8>)> {
@@ -498,10 +517,17 @@ impl Shared {
 struct Service(Arc<Shared>);
 
 impl Service {
+    /// Notes that a worker waits for others: it does not hang as long as it asks again.
+    fn waits(&self, local_rank: u32) {
+        let mut state = self.0.lock();
+        if local_rank < state.slots() {
+            state.progress.waits.insert(local_rank, Instant::now());
+        }
+    }
+
     fn connected(&self, local_rank: u32) {
         let mut state = self.0.lock();
-        let slots = state.placement.as_ref().map_or(0, |placement| placement.own().slots);
-        if local_rank < slots {
+        if local_rank < state.slots() {
             state.connected.insert(local_rank);
         }
     }
@@ -580,9 +606,9 @@ impl Worker for Service {
     ) -> Result<Response<SuspectReply>, Status> {
         let SuspectRequest { local_rank, round, wait_ms } = request.into_inner();
         self.connected(local_rank);
+        self.waits(local_rank);
         self.0.change(|state| {
-            let slots = state.placement.as_ref().map_or(0, |placement| placement.own().slots);
-            if local_rank < slots {
+            if local_rank < state.slots() {
                 let suspicion = Suspicion { since: Instant::now(), is_refuted: false };
                 state.suspicions.entry(local_rank).or_insert(suspicion);
             }
@@ -640,6 +666,7 @@ impl Worker for Service {
         let DecideCommitRequest { local_rank, round, phase, pass, used, seen, wait_ms, .. } =
             request;
         self.connected(local_rank);
+        self.waits(local_rank);
         let id = CommitId { round: Round(round), phase: Phase(phase) };
         let reached = match (self.0.lock().is_dynamic(), phase) {
             (false, _) => Reached::Position(DataPosition { pass: Pass(pass), used, seen }),
@@ -650,8 +677,7 @@ impl Worker for Service {
             (true, _) => Reached::Place(request.place),
         };
         self.0.change(|state| {
-            let slots = state.placement.as_ref().map_or(0, |placement| placement.own().slots);
-            if local_rank < slots && state.round() == id.round {
+            if local_rank < state.slots() && state.round() == id.round {
                 state.commit.enter(local_rank, id, reached);
             }
         });
@@ -671,10 +697,11 @@ impl Worker for Service {
     ) -> Result<Response<FetchRecordsReply>, Status> {
         let FetchRecordsRequest { local_rank, round, place, wanted, least, end, wait_ms } =
             request.into_inner();
+        self.waits(local_rank);
         let fetch = Fetch { place, wanted, least, end };
         let answer = |state: &mut State| {
             let present = state.round().0;
-            let slots = state.placement.as_ref().map_or(0, |placement| placement.own().slots);
+            let slots = state.slots();
             if round != 0 && round != present {
                 return Ok(Some((present, Fetched { ranges: Vec::new(), is_end: false })));
             }
@@ -719,7 +746,50 @@ impl Worker for Service {
         request: Request<ProgressRequest>,
     ) -> Result<Response<ProgressReply>, Status> {
         let report = request.into_inner();
-        self.0.lock().progress.note(Instant::now(), &report);
+        let mut state = self.0.lock();
+        if report.local_rank < state.slots() {
+            state.progress.note(Instant::now(), &report);
+        }
+        drop(state);
         Ok(Response::new(ProgressReply {}))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn progress(local_rank: u32, busy_us: u64, updates: u32) -> ProgressRequest {
+        ProgressRequest { local_rank, busy_us, updates }
+    }
+
+    /// S002-11: workers that wait for others, or for a master that is away, do not hang, unless one of the node does not
+    /// even wait.
+    #[test]
+    fn a_node_waits_for_others_only_if_all_of_its_workers_do() {
+        let (mut reports, now) = (Reports::default(), Instant::now());
+        reports.waits.insert(0, now);
+        assert!(reports.all_wait(1, now) && !reports.all_wait(2, now));
+        reports.waits.insert(1, now);
+        assert!(reports.all_wait(2, now + WAITS / 2));
+        assert!(!reports.all_wait(2, now + WAITS), "they ask no more");
+    }
+
+    /// S002-11: the time of a node's update is that of its slowest worker, and follows a change within some updates.
+    #[test]
+    fn the_time_of_an_update_is_that_of_the_slowest_worker_of_late() {
+        let (mut reports, now) = (Reports::default(), Instant::now());
+        reports.note(now, &progress(0, 0, 0));
+        assert_eq!((reports.busy_us(), reports.pause_max), (0, None));
+        let second = Duration::from_secs(1);
+        for (at, busy_us) in (1..).zip([1000; 100]) {
+            reports.note(now + second * at, &progress(0, busy_us, 1));
+            reports.note(now + second * at, &progress(1, 3 * busy_us, 1));
+        }
+        assert_eq!((reports.busy_us(), reports.pause_max), (3000, Some(second)));
+        for _ in 0..4 {
+            reports.note(now, &progress(1, 64 * 1000, 64));
+        }
+        assert!((1000..1200).contains(&reports.busy_us()), "{}", reports.busy_us());
     }
 }
