@@ -7,6 +7,7 @@ import collections
 import itertools
 import json
 import operator
+import os
 import threading
 from typing import Any, Dict, List, Mapping, Optional, Sequence, SupportsIndex, Union
 
@@ -73,7 +74,7 @@ class FileDataset:
         self._ends = list(itertools.accumulate(self._files.groups()))
         self._kept: "collections.OrderedDict[int, Dict[str, Any]]" = collections.OrderedDict()
         self._kept_bytes = 0
-        self._lock = threading.Lock()
+        self._lock, self._process = threading.Lock(), os.getpid()
 
     def __len__(self) -> int:
         """Returns the number of records."""
@@ -106,6 +107,9 @@ class FileDataset:
         return group, number - (self._ends[group - 1] if group else 0)
 
     def _group(self, group: int) -> Dict[str, Any]:
+        if self._process != os.getpid():
+            # Forked, perhaps while another thread had the lock.
+            self._lock, self._process = threading.Lock(), os.getpid()
         with self._lock:
             found = self._kept.get(group)
             if found is not None:

@@ -56,14 +56,17 @@ def test_memory_for_records_is_limited(lines):
 
 
 def test_it_works_in_the_processes_of_loaders(lines):
-    """S002-2: forked ones, and others."""
+    """S002-2: forked ones, also while a thread of the program reads, and others."""
     torch_data = pytest.importorskip("torch.utils.data")
     data = FileDataset(lines, columns=["id", "words"], records_per_task=7)
+    assert data[50]["id"] == 50
+    data._lock.acquire()
     for start in ("fork", "spawn"):
         loader = torch_data.DataLoader(data, batch_size=8, shuffle=True, num_workers=2, multiprocessing_context=start)
         batches = list(loader)
         assert sorted(number for batch in batches for number in batch["id"].tolist()) == list(range(RECORDS))
         assert batches[0]["words"] == [f"word {it}" for it in batches[0]["id"].tolist()]
+    data._lock.release()
     assert pickle.loads(pickle.dumps(data))[5]["words"] == "word 5"
 
 
