@@ -104,7 +104,7 @@ pub(crate) struct Reports {
 /// A worker waits for others for so long after its last call that does.
 const WAITS: Duration = Duration::from_secs(15);
 
-/// How long a worker has computed for its last updates, in µs.
+/// Counts how long a worker has computed, in µs, for how many of its last updates.
 #[derive(Clone, Copy, Debug, Default)]
 struct Busy {
     us: u64,

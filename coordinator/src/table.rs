@@ -104,7 +104,7 @@ pub(crate) struct Entry {
     pub repeats: bool,
 }
 
-/// What became of closures, since the coordinator has started.
+/// Counts what became of closures since the coordinator has started.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Totals {
     pub returned: u64,

@@ -210,7 +210,8 @@ pub struct NodeReport {
     /// Which worker failed last, in which round, and how; empty if none has.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub last_exit: String,
-    /// How long the slowest worker of the node computes for an update, without waits for others; 0 if that is unknown.
+    /// The time that the slowest worker of the node computes for an update, without waits for others, in µs. It is 0 if
+    /// unknown.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub busy_us: u64,
 }
