@@ -15,7 +15,7 @@ use uuid::Uuid;
 use crate::table::{Shared, Table, WorkerState};
 use crate::worker::Load;
 
-/// Returns what the admin port of a coordinator shows. A coordinator is ready as long as it can go on.
+/// Returns what the admin port of a coordinator shows. Its status says whether the coordinator has ended, and why.
 pub(crate) fn of_coordinator(
     id: Uuid,
     job: String,
