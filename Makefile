@@ -13,7 +13,7 @@ ALL = scripts/cargo-rocksdb
 # A separate workspace, which cargo does not include from here.
 FUZZ = --edition 2024 fuzz/src/lib.rs $(wildcard fuzz/targets/*.rs)
 
-.PHONY: help setup build demo wheel test test-python test-compose chaos sim sim-deep mutants bench bench-large-table bench-python bench-peers bench-compare verify verify-deep fix
+.PHONY: help setup build demo wheel test test-python test-compose chaos sim sim-deep mutants bench bench-large-table bench-python bench-peers bench-compare verify lint verify-deep fix
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -29,13 +29,12 @@ demo: ## Train a model on a cluster of processes on this machine
 	$(CARGO) build --release --bins $(PRODUCT)
 	target/release/steadfast local examples/digits.toml
 
-# Packages of Python are fetched while programs are compiled.
+# Packages of Python are fetched while programs are compiled. Python tests run after failed tests of Rust too.
 test: setup ## Run all tests, and print the ten slowest
 	@scripts/setup --tests
 	@scripts/python-environment & environment=$$!; trap "kill $$environment 2>/dev/null" EXIT; \
 		$(MAKE) --no-print-directory build && wait $$environment
-	scripts/test
-	scripts/test-python
+	@status=0; scripts/test || status=$$?; scripts/test-python || status=$$?; exit $$status
 
 wheel: setup ## Build the Python wheel in dist/: the extension and the programs
 	$(ALL) build --release --bins $(PRODUCT)
@@ -53,7 +52,7 @@ chaos: build ## Run seeded schedules of faults: SEED=1 MINUTES=5 MODE=sync|async
 sim: build ## Simulate seeds: SEEDS=10000 SEED=1 MODE=both|sync|async|elastic|closures|pushes
 	target/release/steadfast-sim --seed $(or $(SEED),1) --seeds $(or $(SEEDS),10000) --mode $(or $(MODE),both)
 
-sim-deep: build ## Simulate a small job with every single deviation, and with every pair of faults
+sim-deep: build ## Simulate a small job with every single deviation, with each death of a pserver, while slots move, and with every pair of faults
 	target/release/steadfast-sim --explore
 	target/release/steadfast-sim --explore --pairs
 
@@ -76,14 +75,17 @@ bench-peers: build ## Compare with the systems that are used instead (fetches 5 
 bench-compare: build ## Run benchmarks of this tree and of another revision: BASE=main~5 ONLY="push pull" ROUNDS=5
 	scripts/bench-compare "$(BASE)" $(ONLY) --rounds $(or $(ROUNDS),5)
 
-verify: setup ## Check formatting, lints and documentation; changes no source (builds the programs for their --help)
-	$(CARGO) fmt --all --check
-	rustfmt --check $(FUZZ)
-	$(ALL) clippy --release --workspace --all-targets -- -D warnings
-	cp Cargo.lock fuzz/Cargo.lock
-	$(CARGO) clippy --release --manifest-path fuzz/Cargo.toml --target-dir target -- -D warnings
+verify: lint ## Check formatting, lints and documentation; changes no source (builds the programs for their --help)
 	$(ALL) build --release --workspace --bins
 	$(ALL) test --release --workspace --test layers --test documentation
+
+# In a build directory of its own: cargo builds nothing in a directory in which another cargo builds.
+lint: setup ## Check formatting and lints (part of `verify`)
+	$(CARGO) fmt --all --check
+	rustfmt --check $(FUZZ)
+	$(ALL) clippy --release --workspace --all-targets --target-dir target/lint -- -D warnings
+	cp Cargo.lock fuzz/Cargo.lock
+	$(CARGO) clippy --release --manifest-path fuzz/Cargo.toml --target-dir target/lint -- -D warnings
 	scripts/lint-python
 
 verify-deep: setup ## Fuzz every decoder: SECONDS=60 each, ONLY="shard text"
