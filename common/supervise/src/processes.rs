@@ -16,8 +16,16 @@ pub const MARKER_VARIABLE: &str = "STEADFAST_RUN_PROCESS";
 /// Time between two searches.
 const SEARCH_PAUSE: Duration = Duration::from_millis(10);
 
-/// A process that is replacing its program (`exec`) has no environment for an instant.
+/// So many searches must find nothing.
 const EMPTY_SEARCHES: u32 = 2;
+
+/// A process that is replacing its program (`exec`) has neither arguments nor environment for an instant, which may be
+/// long on a busy machine: so the search goes on for this time while there is such a process. It does not go on for
+/// ever, since a program may erase its own arguments.
+const DOUBT_LIMIT: Duration = Duration::from_secs(2);
+
+/// The process id of the parent of all threads of the kernel.
+const KERNEL_THREADS: i32 = 2;
 
 /// Programs that wait for a command and pass no signal on to it.
 const SHELLS: [&str; 9] = ["ash", "bash", "busybox", "dash", "fish", "ksh", "mksh", "sh", "zsh"];
@@ -86,14 +94,22 @@ impl Scope {
         let start = Instant::now();
         let mut swept = Swept::default();
         let mut empty = 0;
+        let mut last_found = start;
         loop {
             let found = self.processes();
-            empty = if found.is_empty() { empty + 1 } else { 0 };
+            if found.is_empty() {
+                empty += 1;
+            } else {
+                empty = 0;
+                last_found = Instant::now();
+            }
             for process in &found.0 {
                 process.send(Signal::SIGKILL);
                 swept.killed.insert(process.id);
             }
-            if empty == EMPTY_SEARCHES || limit <= start.elapsed() {
+            let is_clear = EMPTY_SEARCHES <= empty
+                && (DOUBT_LIMIT <= last_found.elapsed() || !Processes::all().have_one_in_doubt());
+            if is_clear || limit <= start.elapsed() {
                 swept.left = found.0.iter().map(|it| it.id).collect();
                 return swept;
             }
@@ -136,6 +152,16 @@ impl Processes {
         self.0.is_empty()
     }
 
+    /// Returns whether one of the processes may be in the middle of its start. A process that was started with an
+    /// empty environment is not: it has arguments, which Linux shows from the same moment on.
+    fn have_one_in_doubt(&self) -> bool {
+        let is_of_kernel = |it: &&Process| [it.id, it.parent].contains(&KERNEL_THREADS);
+        self.0.iter().filter(|it| !is_of_kernel(it)).any(|it| {
+            let arguments = fs::File::open(format!("/proc/{}/cmdline", it.id));
+            arguments.is_ok_and(|mut file| file.read(&mut [0]).is_ok_and(|read| read == 0))
+        })
+    }
+
     pub fn get(&self, id: i32) -> Option<Process> {
         self.0.iter().find(|it| it.id == id).copied()
     }
@@ -159,7 +185,8 @@ impl Process {
         let rest = String::from_utf8_lossy(&stat[end + 1..]).into_owned();
         let fields: Vec<&str> = rest.split_whitespace().collect();
         let number = |index: usize| fields.get(index).and_then(|it| it.parse().ok());
-        let is_alive = !matches!(*fields.first()?, "Z" | "X");
+        // Other threads may go on after the first one, whose state this is, has ended.
+        let is_alive = !matches!(*fields.first()?, "Z" | "X") || 1 < number(17)?;
         is_alive.then_some(Self {
             id,
             parent: number(1)?,

@@ -1,5 +1,6 @@
 //! Rules about processes of which none may be left behind.
 
+use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::support::scenario::{TREE, guards_of, nested, start, tree};
-use super::support::{KillAtEnd, id_in, is_alive, shell, supervisor, until_gone, wait_for};
+use super::support::{KillAtEnd, id_in, is_alive, python, shell, supervisor, until_gone, wait_for};
 
 /// Returns the ids of the processes of a tree, once all have started.
 async fn ids(directory: &Path) -> KillAtEnd {
@@ -50,6 +51,42 @@ async fn a_worker_that_ends_leaves_no_process_and_others_stay() {
     lasting.stop(Duration::ZERO).await;
 }
 
+/// S003-21: in the middle of its start a process has no environment, and so no marker.
+#[tokio::test]
+async fn a_process_that_starts_slowly_is_not_left() {
+    let directory = tempfile::tempdir().unwrap();
+    // The program takes arguments and environment from itself, as the kernel does for the time of an `exec`, with
+    // prctl(PR_SET_MM, PR_SET_MM_MAP) and the addresses that it has.
+    let script = r#"
+import ctypes, os, struct, subprocess, sys, time
+slow = """
+import ctypes, os, struct, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+libc.sbrk.restype = ctypes.c_void_p
+fields = open("/proc/self/stat").read().rsplit(")", 1)[1].split()
+code, data, heap, stack = map(int, fields[23:25]), map(int, fields[42:44]), int(fields[44]), int(fields[25])
+arguments, environment = int(fields[45]), int(fields[47])
+texts = (arguments, arguments, environment, environment)
+parts = (*code, *data, heap, libc.sbrk(0), stack, *texts, 0, 0, 2**32 - 1)
+memory = struct.pack("12Q2I", *parts)
+if libc.prctl(35, 14, memory, len(memory), 0) != 0:
+    sys.exit(os.strerror(ctypes.get_errno()))
+time.sleep(0.5)
+os.execvp("sleep", ["sleep", "1000"])
+"""
+process = subprocess.Popen([sys.executable, "-c", slow], start_new_session=True)
+print(process.pid, file=open(os.environ["DIR"] + "/id", "w"))
+while process.poll() is None and open(f"/proc/{process.pid}/cmdline").read():
+    time.sleep(0.001)
+assert process.poll() is None
+os._exit(0)
+"#;
+    let exit = supervisor().start(&python(directory.path(), script)).unwrap().wait().await;
+    assert!(exit.is_success());
+    let process = KillAtEnd(vec![id_in(&directory.path().join("id")).await]);
+    assert!(!is_alive(process.0[0]));
+}
+
 #[tokio::test]
 async fn the_end_of_the_run_ends_what_a_dropped_worker_left() {
     let directory = tempfile::tempdir().unwrap();
@@ -62,6 +99,33 @@ async fn the_end_of_the_run_ends_what_a_dropped_worker_left() {
     for id in &processes.0 {
         assert!(!is_alive(*id), "process {id} is left");
     }
+}
+
+/// S003-21: a process is over when its last thread is, no matter which of them was the first.
+#[tokio::test]
+async fn a_process_whose_first_thread_has_ended_is_not_left() {
+    let directory = tempfile::tempdir().unwrap();
+    let supervisor = supervisor();
+    let script = r#"
+import os, subprocess, sys, time
+program = """
+import ctypes, os, threading, time
+threading.Thread(target=time.sleep, args=(1000,)).start()
+print(os.getpid(), file=open("id", "w"))
+ctypes.CDLL(None).pthread_exit(None)
+"""
+subprocess.Popen([sys.executable, "-c", program], cwd=os.environ["DIR"])
+time.sleep(1000)
+"#;
+    let mut worker = supervisor.start(&python(directory.path(), script)).unwrap();
+    let process = KillAtEnd(vec![id_in(&directory.path().join("id")).await]);
+    wait_for("end of the first thread", || {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", process.0[0])).unwrap();
+        stat.contains(") Z ").then_some(())
+    })
+    .await;
+    worker.stop(Duration::from_millis(100)).await;
+    assert!(!is_alive(process.0[0]));
 }
 
 #[tokio::test]

@@ -57,8 +57,11 @@ pub async fn until_gone(id: i32) {
 
 pub fn is_alive(id: i32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
-    let state = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().next());
-    state.is_some_and(|state| state != "Z" && state != "X")
+    let fields: Vec<&str> =
+        stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    // The first thread may be a zombie while others still run, and hold files open.
+    let threads = fields.get(17).and_then(|it| it.parse::<u32>().ok()).unwrap_or(0);
+    fields.first().is_some_and(|state| !["Z", "X"].contains(state) || 1 < threads)
 }
 
 /// Polls a condition.
