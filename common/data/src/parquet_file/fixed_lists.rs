@@ -3,10 +3,11 @@
 
 use std::collections::HashMap;
 
-use arrow_ipc::root_as_message;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use parquet::file::metadata::ParquetMetaData;
+use polars_arrow_format::ipc::planus::ReadAsRoot;
+use polars_arrow_format::ipc::{FieldRef, MessageHeaderRef, MessageRef, TypeRef};
 
 /// The key of Arrow's schema: a base64-encoded IPC message.
 const ARROW_SCHEMA: &str = "ARROW:schema";
@@ -26,13 +27,15 @@ fn read(text: &str) -> Option<HashMap<String, u32>> {
         Some(with_length) => with_length.get(size_of::<u32>()..)?,
         None => &bytes[..],
     };
-    let message = root_as_message(message).ok()?;
-    let length = |field: arrow_ipc::Field| {
-        let list = field.type_as_fixed_size_list()?;
-        let length = u32::try_from(list.listSize()).ok().filter(|length| 0 < *length)?;
-        Some((field.name()?.to_owned(), length))
+    let message = MessageRef::read_as_root(message).ok()?;
+    let MessageHeaderRef::Schema(schema) = message.header().ok()?? else { return None };
+    let length = |field: FieldRef<'_>| {
+        let TypeRef::FixedSizeList(list) = field.type_().ok()?? else { return None };
+        let length = u32::try_from(list.list_size().ok()?).ok().filter(|length| 0 < *length)?;
+        Some((field.name().ok()??.to_owned(), length))
     };
-    Some(message.header_as_schema()?.fields()?.iter().filter_map(length).collect())
+    let fields = schema.fields().ok()??;
+    Some(fields.iter().filter_map(Result::ok).filter_map(length).collect())
 }
 
 #[cfg(test)]
