@@ -324,7 +324,10 @@ impl Coordinator {
         if !self.0.runtime.is_forked() {
             py.detach(|| {
                 self.0.runtime.block_on(self.0.native.close());
-                drop(self.0.admin.lock().unwrap_or_else(PoisonError::into_inner).take());
+                let admin = self.0.admin.lock().unwrap_or_else(PoisonError::into_inner).take();
+                if let Some(admin) = admin {
+                    self.0.runtime.block_on(admin.close());
+                }
                 if let Some(parameters) = &self.0.parameters {
                     parameters.close();
                 }

@@ -153,6 +153,13 @@ impl AdminServer {
     pub fn local_addr(&self) -> SocketAddr {
         self.address
     }
+
+    /// Closes the port, and waits until it is closed.
+    pub async fn close(mut self) {
+        self.task.abort();
+        // It ends in no other way.
+        let _ = (&mut self.task).await;
+    }
 }
 
 impl Drop for AdminServer {

@@ -36,7 +36,8 @@ pub use page::{Section, Sections, tables};
 pub use parse::{Refusal, parse, try_parse};
 pub use readiness::{HealthTask, Readiness, Ready, health};
 pub use run::{
-    belongs_to_the_line_above, keep_freed_memory, limit_arenas, run, wait_after_completion,
+    belongs_to_the_line_above, exit_at_once, keep_freed_memory, limit_arenas, run, run_and_exit,
+    wait_after_completion,
 };
 pub use security::{Exposure, SecurityArgs, TlsArgs};
 pub use server::bind;

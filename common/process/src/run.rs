@@ -21,10 +21,35 @@ const ARENAS: i32 = 2;
 /// Runs a process to completion on all cores. Prints a failure on stderr (`name: error: …`) and returns
 /// the exit code of its kind.
 pub fn run<T: Termination>(name: &str, main: impl Future<Output = Result<T, Failure>>) -> ExitCode {
+    match to_completion(main) {
+        Ok(ending) => ending.report(),
+        Err(failure) => ExitCode::from(print(name, &failure)),
+    }
+}
+
+/// Runs a process as [`run`] does, and ends it without the destructors of libraries, for programs with a library that
+/// destroys what its threads still use.
+pub fn run_and_exit(name: &str, main: impl Future<Output = Result<(), Failure>>) -> ! {
+    let code = match to_completion(main) {
+        Ok(()) => 0,
+        Err(failure) => print(name, &failure),
+    };
+    exit_at_once(code)
+}
+
+/// Ends the process without destructors, whatever its other threads do.
+pub fn exit_at_once(code: u8) -> ! {
+    // A failed write must not change the exit code.
+    let _ = std::io::stdout().flush();
+    // SAFETY: the process ends here.
+    unsafe { nix::libc::_exit(code.into()) }
+}
+
+fn to_completion<T>(main: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     open_many_files();
     receive_signals();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
-    let outcome = match runtime {
+    match runtime {
         Ok(runtime) => {
             let outcome = runtime.block_on(async {
                 let outcome = main.await;
@@ -36,20 +61,19 @@ pub fn run<T: Termination>(name: &str, main: impl Future<Output = Result<T, Fail
             outcome
         }
         Err(error) => Err(Failure::io("cannot start threads", &error)),
-    };
-    match outcome {
-        Ok(ending) => ending.report(),
-        Err(failure) => {
-            for line in failure.message.lines() {
-                // A failed write to stderr (full disk) must not change the exit code.
-                let _ = match belongs_to_the_line_above(line) {
-                    true => writeln!(std::io::stderr(), "{line}"),
-                    false => writeln!(std::io::stderr(), "{name}: error: {line}"),
-                };
-            }
-            ExitCode::from(failure.kind.exit_code())
-        }
     }
+}
+
+/// Prints a failure; returns the exit code of its kind.
+fn print(name: &str, failure: &Failure) -> u8 {
+    for line in failure.message.lines() {
+        // A failed write to stderr (full disk) must not change the exit code.
+        let _ = match belongs_to_the_line_above(line) {
+            true => writeln!(std::io::stderr(), "{line}"),
+            false => writeln!(std::io::stderr(), "{name}: error: {line}"),
+        };
+    }
+    failure.kind.exit_code()
 }
 
 /// Returns whether a line of an error goes on with the one above, such as a line of a traceback. Each other line is
