@@ -196,6 +196,18 @@ impl<'a> EtcdCluster<'a> {
         (!text.is_empty()).then_some(text)
     }
 
+    /// Returns the seconds that a lease lives without another keep-alive, if a member answers.
+    pub fn lease_left(&self, lease: i64) -> Option<u64> {
+        let text = self.try_ctl(&self.urls(), &["lease", "timetolive", &format!("{lease:x}")])?;
+        let left = text.split_once("remaining(")?.1.split_once('s')?.0;
+        left.parse().ok()
+    }
+
+    /// Puts a value; returns whether it succeeded.
+    pub fn put(&self, key: &str, value: &str) -> bool {
+        self.try_ctl(&self.urls(), &["put", key, value]).is_some()
+    }
+
     /// Compacts the history before a revision; returns whether it succeeded.
     pub fn compact(&self, revision: i64) -> bool {
         self.try_ctl(&self.urls(), &["compact", &revision.to_string()]).is_some()

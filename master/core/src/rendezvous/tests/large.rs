@@ -1,6 +1,7 @@
 //! Many nodes: the work per request does not grow with their number.
 
-use std::time::{Duration, Instant};
+use std::fs;
+use std::time::Duration;
 
 use super::*;
 
@@ -10,7 +11,7 @@ const NODES: usize = 1_000;
 /// one record.
 #[test]
 fn a_thousand_nodes_make_one_round_with_one_fact_each() {
-    let started = Instant::now();
+    let started = processor_time();
     let mut master = Master::new(2, NODES as u32);
     (0..NODES).for_each(|node| master.announce(node));
     for node in 0..NODES {
@@ -41,7 +42,14 @@ fn a_thousand_nodes_make_one_round_with_one_fact_each() {
     assert_eq!(master.state.members().len(), NODES - 1);
     // A quadratic step takes minutes without optimization. All of this takes milliseconds with it.
     let limit = Duration::from_secs(if cfg!(debug_assertions) { 20 } else { 1 });
-    assert!(started.elapsed() < limit, "it took {:?}", started.elapsed());
+    let took = processor_time() - started;
+    assert!(took < limit, "it took {took:?}");
+}
+
+/// Returns the processor time of this thread so far, which does not depend on what else the machine does.
+fn processor_time() -> Duration {
+    let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+    Duration::from_nanos(text.split_whitespace().next().unwrap().parse().unwrap())
 }
 
 /// Members that are late become so in several transactions, none of them too large.
