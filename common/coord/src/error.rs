@@ -87,6 +87,15 @@ impl CoordError {
         }
     }
 
+    /// Returns whether etcd does not know the lease of a key that was to be put: it has ended.
+    pub fn is_lease_gone(&self) -> bool {
+        match self {
+            Self::LeaseLost => true,
+            Self::Refused { source, .. } => refusal(source).contains("requested lease not found"),
+            _ => false,
+        }
+    }
+
     /// Returns whether the operation can be retried. It may already have been applied.
     pub fn is_transient(&self) -> bool {
         self.kind() == ErrorKind::Unavailable

@@ -3,9 +3,12 @@
 //! The deadline is counted from the time at which the last answered keep-alive was *sent*, on a clock
 //! that includes system sleep, less a margin. The holder therefore stops before etcd expires the lease
 //! and another process can take its keys.
+//!
+//! A holder whose work stays right beside a successor need not stop: its lease lasts until etcd says that it does not
+//! exist any more, see [`Session::outlast_etcd`].
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use etcd_client::{LeaseKeepAliveStream, LeaseKeeper};
@@ -14,7 +17,7 @@ use futures::future::BoxFuture;
 use steadfast_host::task::{Task, spawn};
 use steadfast_host::time::{boot_time, interval, sleep, timeout};
 use tokio::sync::watch;
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use crate::retry::backoff;
 use crate::{CoordError, Etcd, error_counters};
@@ -42,18 +45,29 @@ const ENDED: u64 = u64::MAX;
 #[derive(Debug)]
 pub struct Deadline {
     at_ms: AtomicU64,
+    /// Whether the holder goes on until etcd says that the lease has ended.
+    outlasts: AtomicBool,
 }
 
 impl Deadline {
     /// Returns the deadline of a caller without a lease: it never passes.
     pub fn none() -> Self {
-        Self { at_ms: AtomicU64::new(ENDED - 1) }
+        Self::new(ENDED - 1)
     }
 
-    /// Returns whether the holder may still act: the deadline has not passed, and the lease has not ended.
+    fn new(at_ms: u64) -> Self {
+        Self { at_ms: AtomicU64::new(at_ms), outlasts: AtomicBool::new(false) }
+    }
+
+    /// Returns whether the holder may still act: the lease has not ended, and the deadline has not passed or does not
+    /// matter.
     pub fn is_ahead(&self) -> bool {
-        let at = self.at_ms.load(Ordering::Acquire);
-        at != ENDED && (boot_time().as_millis() as u64) < at
+        self.at_ms.load(Ordering::Acquire) != ENDED
+            && (self.outlasts.load(Ordering::Acquire) || !self.has_passed())
+    }
+
+    fn has_passed(&self) -> bool {
+        self.at_ms.load(Ordering::Acquire) <= boot_time().as_millis() as u64
     }
 
     fn extend(&self, sent: Duration, ttl: Duration) {
@@ -78,7 +92,7 @@ impl Session {
     async fn grant(etcd: &Etcd, ttl: Duration) -> Result<Self, CoordError> {
         let sent = boot_time();
         let (lease, granted) = etcd.grant(ttl).await?;
-        let deadline = Arc::new(Deadline { at_ms: AtomicU64::new(0) });
+        let deadline = Arc::new(Deadline::new(0));
         deadline.extend(sent, granted);
         let (lost_tx, lost) = watch::channel(false);
         let beat = spawn(keep_alive(etcd.clone(), lease, granted, deadline.clone(), lost_tx));
@@ -111,7 +125,14 @@ impl Session {
         self.deadline.clone()
     }
 
-    /// Returns whether the lease is certainly still held.
+    /// Lets the holder act past its deadline, until etcd answers that the lease does not exist any more. This is right
+    /// only for work that stays right if another process takes the keys meanwhile: results that are functions of their
+    /// names, or that the successor refuses.
+    pub fn outlast_etcd(&self) {
+        self.deadline.outlasts.store(true, Ordering::Release);
+    }
+
+    /// Returns whether the holder may still act, see [`Deadline::is_ahead`].
     pub fn is_live(&self) -> bool {
         self.deadline.is_ahead()
     }
@@ -147,8 +168,12 @@ async fn keep_alive(
     lost: watch::Sender<bool>,
 ) {
     let mut ticks = interval(ttl / BEATS_PER_TTL);
-    let mut stream = None;
+    let (mut stream, mut is_late) = (None, false);
     while deadline.is_ahead() {
+        if deadline.has_passed() && !is_late {
+            is_late = true;
+            warn!(lease, "etcd did not renew the lease in time; what needs no commit goes on");
+        }
         ticks.tick().await;
         let (sent, token) = (boot_time(), etcd.token());
         // After a member that hangs there is time for another one.
@@ -157,7 +182,13 @@ async fn keep_alive(
                 warn!(lease, "lease does not exist any more");
                 break;
             }
-            Ok(Ok(granted)) => deadline.extend(sent, granted),
+            Ok(Ok(granted)) => {
+                deadline.extend(sent, granted);
+                if is_late {
+                    is_late = false;
+                    info!(lease, "etcd has renewed the lease");
+                }
+            }
             Ok(Err(error)) => {
                 warn!(lease, %error, "lease not renewed");
                 stream = None;
@@ -210,12 +241,23 @@ mod tests {
     /// I1: the keep-alive of a session may be answered while the session is closed.
     #[test]
     fn a_late_keep_alive_does_not_extend_a_lease_that_has_ended() {
-        let deadline = Deadline { at_ms: AtomicU64::new(0) };
+        let deadline = Deadline::new(0);
         let ttl = Duration::from_secs(60);
         deadline.extend(boot_time(), ttl);
         assert!(deadline.is_ahead());
         deadline.end();
         deadline.extend(boot_time(), ttl);
+        assert!(!deadline.is_ahead());
+    }
+
+    /// F16: only etcd ends the lease of a holder that outlasts it.
+    #[test]
+    fn a_lease_that_outlasts_etcd_lasts_past_its_deadline_and_not_past_its_end() {
+        let deadline = Deadline::new(1);
+        assert!(!deadline.is_ahead());
+        deadline.outlasts.store(true, Ordering::Release);
+        assert!(deadline.is_ahead());
+        deadline.end();
         assert!(!deadline.is_ahead());
     }
 }
