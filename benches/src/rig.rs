@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use steadfast_common::ids::TrainerId;
 use steadfast_common::job::job_file::parse;
-use steadfast_common::records::TrainerRecord;
 use steadfast_common::records::keys::Keys;
+use steadfast_common::records::{PROTOCOL, TrainerRecord};
 use steadfast_common::tensor::compression::Codec;
 use steadfast_common::tensor::layout::{Layout, ParamSpec};
 use steadfast_coord::{Etcd, EtcdOptions, Session};
@@ -232,7 +232,8 @@ pub async fn listen_for_probes() -> String {
 }
 
 async fn register(client: &Etcd, keys: &Keys, session: &Session, id: TrainerId) {
-    let record = TrainerRecord { admin: listen_for_probes().await, numerics: String::new() };
+    let (admin, numerics) = (listen_for_probes().await, String::new());
+    let record = TrainerRecord { admin, numerics, protocol: PROTOCOL };
     let record = serde_json::to_vec(&record).expect("records are plain data");
     let created = client.create(&keys.trainer(id), &record, session.lease()).await;
     created.expect("etcd answers").expect("it is a new key");

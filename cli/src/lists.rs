@@ -4,22 +4,25 @@ use std::collections::BTreeSet;
 use std::process::ExitCode;
 
 use clap::Args;
-use serde::Serialize;
+use futures::future::join_all;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use steadfast_common::ids::{Incarnation, Pass, Slot, TaskId};
 use steadfast_common::job::spec::Mode;
 use steadfast_common::records::given_up::GivenUpRecord;
 use steadfast_common::records::rendezvous::AgentRecord;
 use steadfast_common::records::{
-    CheckpointRecord, JobRecord, MasterRecord, PserverRecord, QueueRecord, TaskRecord,
-    TrainerRecord,
+    CheckpointRecord, FollowerRecord, JobRecord, MasterRecord, PserverRecord, QueueRecord,
+    TaskRecord, TrainerRecord,
 };
+use steadfast_coord::Entry;
 use steadfast_process::{Failure, print_line};
 use uuid::Uuid;
 
+use crate::admin_client;
 use crate::job_args::{Job, JobArgs};
 use crate::output::{FormArgs, Output, notice};
-use steadfast_common::status::format::plain;
+use steadfast_common::status::format::{plain, plural};
 
 /// List the processes of a job: the acting master, the holders of slots, the trainers; of an elastic job the
 /// agents.
@@ -106,6 +109,18 @@ pub async fn all_members(job: &Job) -> Result<Vec<Member>, Failure> {
             since,
         });
     }
+    for (key, entry) in job.etcd.list(&job.keys.followers_prefix()).await?.entries {
+        let Some(slot) = job.keys.followed_slot_of(&key) else { continue };
+        let record: FollowerRecord = entry.json()?;
+        members.push(Member {
+            role: "pserver",
+            name: format!("follower of slot {slot}"),
+            id: record.id,
+            address: Some(record.address),
+            admin: record.admin,
+            since: entry.create_revision,
+        });
+    }
     for (key, entry) in job.etcd.list(&job.keys.trainers_prefix()).await?.entries {
         let Some(id) = job.keys.trainer_of(&key) else { continue };
         let record: TrainerRecord = entry.json()?;
@@ -154,6 +169,38 @@ struct SlotRow {
     /// Absent while the slot is free.
     address: Option<String>,
     incarnation: Option<Incarnation>,
+    /// The spare that can take the slot over.
+    follower: Option<String>,
+    /// Names the spare that has, or is making, a copy of its shard, as the holder knows it.
+    copy: Option<Copy>,
+}
+
+/// A spare as the holder of a slot sees it.
+#[derive(Debug, Serialize, Deserialize)]
+struct Copy {
+    address: String,
+    /// Number of complete steps that it lacks.
+    steps_behind: u64,
+}
+
+impl SlotRow {
+    /// Returns the text of the column of followers.
+    fn follower(&self) -> String {
+        match (&self.follower, &self.copy) {
+            (Some(address), None | Some(Copy { steps_behind: 0, .. })) => address.clone(),
+            (Some(address), Some(copy)) => format!("{address} ({} behind)", copy.steps()),
+            (None, Some(copy)) => {
+                format!("none; {} copies it, {} behind", copy.address, copy.steps())
+            }
+            (None, None) => "none".to_owned(),
+        }
+    }
+}
+
+impl Copy {
+    fn steps(&self) -> String {
+        plural(self.steps_behind as usize, "step")
+    }
 }
 
 pub async fn slots(args: SlotsArgs) -> Result<ExitCode, Failure> {
@@ -162,26 +209,58 @@ pub async fn slots(args: SlotsArgs) -> Result<ExitCode, Failure> {
     let desired = job.etcd.get(&job.keys.ps_desired()).await?;
     let desired: u32 = desired.map_or(Ok(0), |entry| entry.json())?;
     let mut rows: Vec<SlotRow> = (0..desired)
-        .map(|slot| SlotRow { slot: Slot(slot), address: None, incarnation: None })
+        .map(|slot| SlotRow {
+            slot: Slot(slot),
+            address: None,
+            incarnation: None,
+            follower: None,
+            copy: None,
+        })
         .collect();
-    for (slot, record, created) in holders(&job).await? {
+    let record: Option<JobRecord> = job.etcd.get_json(&job.keys.job()).await?;
+    let are_followed = record.is_some_and(|record| 0 < record.spec.warm_spares);
+    let holders = holders(&job).await?;
+    let copies = match are_followed {
+        true => join_all(holders.iter().map(|(_, record, _)| copy(&job, record))).await,
+        false => holders.iter().map(|_| None).collect(),
+    };
+    let followers = job.etcd.list(&job.keys.followers_prefix()).await?;
+    for ((slot, record, created), copy) in holders.into_iter().zip(copies) {
         let incarnation = Some(record.incarnation(created));
-        let row = SlotRow { slot, address: Some(record.address), incarnation };
+        let follower = followers.entries.get(&job.keys.follower(slot));
+        let follower: Option<FollowerRecord> = follower.map(Entry::json).transpose()?;
+        let follower = follower.map(|it| it.address);
+        let address = Some(record.address);
+        let row = SlotRow { slot, address, incarnation, follower, copy };
         match rows.get_mut(slot.0 as usize) {
             Some(place) => *place = row,
             // The number of slots was reduced; this one is released soon.
             None => rows.push(row),
         }
     }
-    show(&args.of.form, &json!(rows), "slot  incarnation  pserver");
+    let title = match are_followed {
+        true => "slot  incarnation  pserver               follower",
+        false => "slot  incarnation  pserver",
+    };
+    show(&args.of.form, &json!(rows), title);
     if args.of.form.output() == Output::Text {
-        for SlotRow { slot, address, incarnation } in rows {
-            let incarnation = incarnation.map_or_else(|| "–".to_owned(), |it| it.to_string());
-            let address = address.as_deref().unwrap_or("free");
-            print_line(plain(&format!("{:<6}{incarnation:<13}{address}", slot.to_string())));
+        for it in rows {
+            let incarnation = it.incarnation.map_or_else(|| "–".to_owned(), |it| it.to_string());
+            let address = it.address.as_deref().unwrap_or("free");
+            let row = format!("{:<6}{incarnation:<13}{address}", it.slot.to_string());
+            print_line(plain(&match are_followed {
+                true => format!("{row:<40} {}", it.follower()),
+                false => row,
+            }));
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Asks the holder of a slot for the spare that copies it; `None` if it does not answer.
+async fn copy(job: &Job, holder: &PserverRecord) -> Option<Copy> {
+    let reply = admin_client::status(&holder.admin, &job.tls).await.ok()?;
+    serde_json::from_value(reply["follower"].clone()).ok()
 }
 
 async fn holders(job: &Job) -> Result<Vec<(Slot, PserverRecord, i64)>, Failure> {

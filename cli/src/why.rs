@@ -10,7 +10,7 @@ use clap::Args;
 use serde_json::Value;
 use steadfast_common::ids::Lane;
 use steadfast_common::records::{JobOutcome, PserverRecord, ResultRecord};
-use steadfast_common::status::format::{plain, rate};
+use steadfast_common::status::format::{plain, plural, rate};
 use steadfast_common::status::{Chain, JobPhase, JobStatus, TrainerStatus, Wait, chains};
 use steadfast_host::time::unix_ms;
 use steadfast_net::TlsIdentity;
@@ -94,7 +94,11 @@ async fn training(job: &Job, master: &mut JobMaster, first: JobStatus) -> Vec<Wa
                 found.push(Wait::of_job(STEP, format!("{speed} records/s: each step")));
                 found.push(Wait::new(STEP, "", why));
             }
-            None => found.push(Wait::of_job("", format!("not blocked: {speed} records/s"))),
+            None => {
+                let unfollowed = unfollowed(&status).unwrap_or_default();
+                let text = format!("not blocked: {speed} records/s{unfollowed}");
+                found.push(Wait::of_job("", text));
+            }
         }
     } else if status.state == JobPhase::Training {
         found.extend(step(job, &status).await);
@@ -170,7 +174,10 @@ async fn step(job: &Job, status: &JobStatus) -> Vec<Wait> {
             }
             Ok(reply) => Some(lanes_missing(reply)).filter(|lanes| !lanes.is_empty()),
         };
-        if reply.is_err() || lanes.is_some() {
+        let follower = reply.as_ref().ok().and_then(waits_for_follower);
+        let has_reason = reply.is_err() || lanes.is_some() || follower.is_some();
+        found.extend(follower.map(|why| Wait::new(&name, "", why)));
+        if has_reason {
             found.push(Wait::new(STEP, &name, what));
         }
         if let Some(lanes) = lanes {
@@ -185,6 +192,23 @@ async fn step(job: &Job, status: &JobStatus) -> Vec<Wait> {
     let what = format!("version {} of the parameters", status.version.0 + 1);
     found.push(Wait::of_job(STEP, what));
     found
+}
+
+/// Returns a remark on slots that lack the follower that the job file asks for.
+fn unfollowed(status: &JobStatus) -> Option<String> {
+    let to_follow = status.ps_desired.min(status.warm_spares) as usize;
+    let followed = status.slots.iter().filter(|slot| slot.follower.is_some()).count();
+    let lacking = to_follow.checked_sub(followed).filter(|lacking| 0 < *lacking)?;
+    let slots = plural(lacking, "slot");
+    Some(format!("; {slots} of {to_follow} to be followed without a follower"))
+}
+
+/// Returns the follower that a complete step of the slot waits for.
+fn waits_for_follower(reply: &Value) -> Option<String> {
+    let follower = &reply["follower"];
+    let seconds = follower["waited_seconds"].as_f64().filter(|seconds| 0.0 < *seconds)?;
+    let address = follower["address"].as_str()?;
+    Some(format!("its follower {address}, which has not taken the step for {seconds:.1} s"))
 }
 
 fn lanes_missing(reply: &Value) -> Vec<u64> {

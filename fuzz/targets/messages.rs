@@ -53,6 +53,7 @@ macro_rules! checks {
 /// One for each message that a process receives.
 const CHECKS: &[(&str, Check)] = checks! {
     PullRequest PushReply InitHeader InitReply NormsRequest NormsReply SnapshotRequest SnapshotReply
+    FollowSlotRequest FollowStepRequest FollowStepHeader ReadHandoverRequest ReportDigestRequest ReportDigestReply
     TableUsageRequest TableUsageReply AppliedRequest AppliedReply
     PullHeader BeginInitRequest BeginInitReply FinishInitRequest FinishInitReply FollowRequest
     FollowReply NextTaskRequest NextTaskReply FailTaskRequest FailTaskReply AdvanceRequest

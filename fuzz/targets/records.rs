@@ -48,6 +48,7 @@ const CHECKS: &[fn(&[u8])] = &[
     },
     |json| {
         check::<PserverRecord>(json);
+        check::<FollowerRecord>(json);
     },
     |json| {
         check::<TrainerRecord>(json);

@@ -6,6 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use clap::Parser;
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use serde::Serialize;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::job::durations;
@@ -33,6 +35,7 @@ use uuid::Uuid;
 
 use crate::acting_handles::{ActingHandles, StatusSource};
 use crate::checkpoint::coordinator::CheckpointCoordinator;
+use crate::checkpoint::handover::HandoverCoordinator;
 use crate::elastic::agentless::{AgentlessNodes, Informed};
 use crate::elastic::service::Serving;
 use crate::elastic::{self, ElasticLoop};
@@ -92,7 +95,18 @@ pub(crate) async fn run(args: Args) -> Result<(), Failure> {
 ///
 /// # Errors
 /// See [`run`].
-pub async fn run_process(
+pub fn run_process(
+    args: Args,
+    request: Option<Request>,
+    id: Uuid,
+    identity: LogIdentity,
+    shutdown: Shutdown,
+) -> BoxFuture<'static, Result<(), Failure>> {
+    // Boxed, so it is compiled here and not in each program that calls this.
+    run_until_over(args, request, id, identity, shutdown).boxed()
+}
+
+async fn run_until_over(
     args: Args,
     request: Option<Request>,
     id: Uuid,
@@ -483,6 +497,12 @@ impl MasterProcess<'_> {
             store.clone(),
             handle.clone(),
         );
+        let handovers = HandoverCoordinator {
+            etcd: self.etcd.clone(),
+            keys: self.keys.clone(),
+            tls: self.tls.clone(),
+            handle: handle.clone(),
+        };
         let (follower, stream) = match spec.dataset.follow {
             true => {
                 let (follower, stream) = Follower::new(
@@ -534,6 +554,7 @@ impl MasterProcess<'_> {
                 None => Ok(()),
             },
             () = table_watch.run() => Err(Failure::internal("the watch of the tables ended")),
+            () = handovers.run() => Err(Failure::internal("the handover of states ended")),
             () = follower => Err(Failure::internal("the follower of the stream ended")),
             () = coordinator.run(requests) => Err(Failure::internal("the checkpoint coordinator ended")),
         }

@@ -8,8 +8,17 @@ use crate::TensorMethod;
 ///
 /// Pservers and administrators may request a checkpoint; only administrators may restore one.
 pub fn access(path: &str) -> &'static [Role] {
-    if TensorMethod::of_path(path).is_some() {
-        return &[Trainer];
+    match TensorMethod::of_path(path) {
+        Some(TensorMethod::FollowSlot | TensorMethod::FollowStep | TensorMethod::ReadHandover) => {
+            return &[Pserver];
+        }
+        Some(
+            TensorMethod::Push
+            | TensorMethod::Pull
+            | TensorMethod::PullRows
+            | TensorMethod::ReadRange,
+        ) => return &[Trainer],
+        None => {}
     }
     let Some((service, method)) = path.strip_prefix('/').and_then(|it| it.split_once('/')) else {
         return &[];
@@ -45,7 +54,7 @@ pub fn access(path: &str) -> &'static [Role] {
         ("steadfast.v1.Pserver", "Init") => &[Trainer],
         // A program with a coordinator on the machine of a pserver comes over a Unix socket, as a trainer.
         ("steadfast.v1.Pserver", "Applied") => &[Trainer, Admin],
-        ("steadfast.v1.Pserver", "Norms") => &[Pserver],
+        ("steadfast.v1.Pserver", "Norms" | "ReportDigest") => &[Pserver],
         ("steadfast.v1.Pserver", "Snapshot" | "TableUsage") => &[Master],
         _ => &[],
     }

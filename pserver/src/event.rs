@@ -1,14 +1,16 @@
 //! Events of the event loop, and their replies.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use steadfast_common::error::ErrorKind;
-use steadfast_common::ids::{Generation, Version};
-use steadfast_common::records::GenerationRecord;
+use steadfast_common::ids::{Generation, Slot, Version};
 use steadfast_common::records::applied_records::TaskRanges;
 use steadfast_common::records::contribution::{ContributionName, LanesName};
 use steadfast_common::records::position::Position;
+use steadfast_common::records::{GenerationRecord, ShardRecord};
 use steadfast_common::tensor::layout::Layout;
+use steadfast_common::tensor::placement::PlacementRecord;
 use steadfast_common::tensor::row_ids::RowIds;
 use steadfast_common::tensor::table::Rows;
 use steadfast_proto::{PullAnswer, PullValues, VersionMatch};
@@ -18,7 +20,9 @@ use steadfast_pserver_core::sync_shard::EarlyBlock;
 use steadfast_pserver_core::tables::{Obsolete, TablesSnapshot};
 use steadfast_pserver_storage::StorageError;
 use tokio::sync::{mpsc, oneshot};
+use uuid::Uuid;
 
+use crate::follower::{Applicant, StepRequest};
 use crate::row_files::SavedRows;
 use crate::shard_file::LoadedShard;
 
@@ -27,6 +31,8 @@ use crate::shard_file::LoadedShard;
 pub enum Event {
     /// The job began another generation; the reply says whether the slot must load its values.
     Generation { record: GenerationRecord, reply: Reply<Begun> },
+    /// The job began a generation without this slot, whose slots may need what it hands over.
+    GenerationWithout { record: GenerationRecord },
     /// The shard of a generation was loaded from a checkpoint.
     Restored { generation: Generation, loaded: LoadedShard },
     /// Rows cannot be kept, or cannot be read: they are lost.
@@ -65,12 +71,43 @@ pub enum Event {
     },
     /// Requests the tasks of the current pass that all blocks reflect, and the layout of the model.
     Applied { generation: Generation, reply: Reply<(TaskRanges, Arc<Layout>)> },
+    /// Requests the state of the slot, for a pserver that follows it from then on.
+    Follow { generation: Generation, applicant: Applicant, reply: Reply<FollowStart> },
+    /// Requests the step from `version` on, for the follower, which has all steps before.
+    FollowStep { follower: Uuid, request: StepRequest, reply: Reply<()> },
+    /// Has what the follower reports of its state, for who compares it with that of this slot.
+    Report { follower: Uuid, comparison: u64, report: FollowerReport },
+    /// No follower is recorded in etcd.
+    NotRecorded,
+    /// The lease of the follower has ended.
+    FollowerGone { follower: Uuid },
     /// Requests the rows of all ranges as they are now.
     ReadTables { generation: Generation, reply: Reply<(Position, Arc<TablesSnapshot>)> },
     /// Rows that a snapshot found obsolete.
     Forget { generation: Generation, obsolete: Obsolete },
     /// Requests a snapshot at `version` (default: the current one).
-    Snapshot { generation: Generation, version: Option<Version>, reply: Reply<SnapshotAnswer> },
+    Snapshot {
+        generation: Generation,
+        version: Option<Version>,
+        keeper: Keeper,
+        reply: Reply<SnapshotAnswer>,
+    },
+    /// Requests the state that this slot hands over, if it is that of `version`.
+    ReadHandover { version: Version, reply: Reply<Handed> },
+    /// One of `slots` slots was sent what it needs of the state that this slot hands over.
+    HandoverSent { reader: Slot, slots: u32 },
+}
+
+/// Who keeps a snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keeper {
+    /// The caller.
+    Caller,
+    /// The caller, or the follower of the slot in its place, as a shard of a checkpoint that is uploaded after this
+    /// time.
+    Checkpoint { upload_after: Duration },
+    /// The slot as well, for those of the next generation.
+    Slot,
 }
 
 /// The values of a slot at the beginning of a generation.
@@ -113,21 +150,58 @@ pub enum WaitMode {
 /// The reply to a snapshot request.
 #[derive(Debug)]
 pub enum SnapshotAnswer {
-    Snapshot(Box<SlotSnapshot>),
-    /// The version is past, for all blocks or some of them.
-    Past {
-        present: Version,
+    Snapshot {
+        snapshot: Box<SlotSnapshot>,
+        /// Gets what the follower of the slot reports of the same version, if the slot has one.
+        of_follower: Option<OfFollower>,
     },
+    /// The version is past, for all blocks or some of them.
+    Past { present: Version },
+}
+
+/// Gives what the follower of a slot reports of its state; ends without a report if the slot is not followed any more.
+#[derive(Debug)]
+pub struct OfFollower {
+    pub follower: Uuid,
+    /// Whether it was asked to save its state.
+    pub saves: bool,
+    pub report: oneshot::Receiver<FollowerReport>,
+}
+
+/// The report of a follower about its state at one version.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FollowerReport {
+    /// As `state_digest` returns it, or in its place what is wrong with the state. `None` if it could not be computed.
+    pub digest: Option<String>,
+    /// The shard that it has saved.
+    pub saved: Option<ShardRecord>,
 }
 
 /// The values of a slot at one version, by reference.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct SlotSnapshot {
     pub layout: Arc<Layout>,
     pub shard: ShardSnapshot,
-    pub tables: TablesSnapshot,
+    pub tables: Arc<TablesSnapshot>,
     /// What earlier checkpoints have of the rows.
     pub saved: Arc<SavedRows>,
+}
+
+/// A state that a slot hands over.
+#[derive(Clone, Debug)]
+pub struct Handed {
+    /// The generation in which it was taken.
+    pub of: Generation,
+    pub snapshot: SlotSnapshot,
+}
+
+/// Holds the state that a pserver begins to follow the slot with.
+#[derive(Debug)]
+pub struct FollowStart {
+    pub snapshot: SlotSnapshot,
+    pub placement: PlacementRecord,
+    /// Is dropped when the snapshot was sent.
+    pub token: Arc<()>,
 }
 
 /// The reason why the event loop refused an event.
@@ -141,6 +215,12 @@ pub enum EventError {
     Superseded { latest: u64 },
     #[error("training has begun; the parameters cannot be initialized again")]
     InUse,
+    #[error("the slot is followed by {by}")]
+    Followed { by: Uuid },
+    #[error("the slot is not followed by {found}")]
+    NotFollowed { found: Uuid },
+    #[error("the slot hands over no state of version {found}")]
+    NoHandover { found: Version },
     #[error(transparent)]
     Refused(#[from] Refusal),
     #[error("the pserver is shutting down")]
@@ -151,9 +231,12 @@ impl EventError {
     /// Returns the kind of the error: what the caller does next.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::OtherGeneration { .. } | Self::Superseded { .. } | Self::InUse => {
-                ErrorKind::Stale
-            }
+            Self::OtherGeneration { .. }
+            | Self::Superseded { .. }
+            | Self::InUse
+            | Self::NotFollowed { .. }
+            | Self::NoHandover { .. } => ErrorKind::Stale,
+            Self::Followed { .. } => ErrorKind::Conflict,
             Self::NotInitialized => ErrorKind::NotYet,
             Self::Refused(refusal) => refusal.kind(),
             Self::ShuttingDown => ErrorKind::Unavailable,

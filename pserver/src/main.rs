@@ -1,7 +1,5 @@
 //! Runs a parameter server.
 
-use std::process::ExitCode;
-
-fn main() -> ExitCode {
+fn main() {
     steadfast_pserver::main()
 }

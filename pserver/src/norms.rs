@@ -29,13 +29,18 @@ const RETRY: Duration = Duration::from_millis(50);
 pub async fn follow(event_loop: EventLoopHandle, keys: Keys, peers: Mirror, tls: TlsIdentity) {
     let mut published = event_loop.published();
     let mut clients = Clients { tls, open: BTreeMap::new() };
+    // The step whose norm was sent: other changes may be published before the event loop has applied it, and peers have
+    // no norms of it any more soon after.
+    let mut sent = None;
     loop {
         let seen = published.borrow_and_update().clone();
-        if let Some(squares) = waiting(&seen) {
+        let step = waiting(&seen).map(|squares| (seen.generation, squares.version));
+        if let Some(squares) = waiting(&seen).filter(|_| sent != step) {
             let (generation, version) = (seen.generation, squares.version);
             let norm = global(&event_loop, &seen, &squares, &keys, &peers, &mut clients).await;
             if let Some(norm) = norm {
                 event_loop.send(Event::Norm { generation, version, norm }).await;
+                sent = step;
             }
             // Waits for a change: the event loop may not have published the step yet.
         }

@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex};
 
 use steadfast_checkpoint::row_file::{
-    RangeTensors, RowFileMeta, RowFileRecord, RowsMeta, encode_rows, table_of,
+    RangeTensors, RowFile, RowFileMeta, RowFileRecord, RowsMeta, encode_rows, table_of,
 };
-use steadfast_checkpoint::{Checkpoint, CheckpointError, ShardMeta};
+use steadfast_checkpoint::{BlockNames, Checkpoint, CheckpointError, ShardMeta};
 use steadfast_common::ids::Version;
 use steadfast_common::records::{RowFilesRecord, ShardRecord};
 use steadfast_common::tensor::layout::Layout;
@@ -13,7 +13,7 @@ use steadfast_host::task::in_place;
 use steadfast_pserver_core::tables::{
     HeldRange, Obsolete, RowKind, RowsPiece, StoredRows, TableRows, TablesSnapshot,
 };
-use steadfast_pserver_storage::RowCounts;
+use steadfast_pserver_storage::{RowCounts, StorageError};
 
 use crate::shard_file::{ShardError, ShardStore};
 
@@ -129,37 +129,64 @@ impl Layers {
     }
 }
 
-/// Rows that are collected for the next file of a layer.
-struct LayerWriter<'a> {
-    store: &'a ShardStore,
-    layout: &'a Layout,
-    meta: RowFileMeta,
-    attempt: &'a Attempt,
-    ranges: Vec<RangeTensors>,
-    bytes: usize,
+/// Reads the rows of a snapshot in portions, one for each row file.
+#[derive(Debug, Default)]
+pub(crate) struct RowReader {
+    /// Index of the next range, which kind of its rows is next, and from which id on.
+    range: usize,
+    is_candidates: bool,
+    from: u64,
+    /// The ascending numbers of the ranges that are read, if not all are.
+    only: Option<Vec<u32>>,
 }
 
-impl LayerWriter<'_> {
-    fn add(&mut self, range: RangeTensors, bytes: usize) {
-        self.bytes += bytes;
-        match self.ranges.last_mut() {
-            Some(last) if last.number == range.number => last.append(range),
-            Some(_) | None => self.ranges.push(range),
-        }
+impl RowReader {
+    /// Reads only ranges with these numbers, which ascend.
+    pub fn of(ranges: Vec<u32>) -> Self {
+        Self { only: Some(ranges), ..Self::default() }
     }
 
-    /// Writes the collected rows to the next file of the layer.
-    async fn write(&mut self) -> Result<(), ShardError> {
-        let ranges = std::mem::take(&mut self.ranges);
-        self.bytes = 0;
-        let (Some(first), Some(last)) = (ranges.first(), ranges.last()) else { return Ok(()) };
-        let numbers = [first.number, last.number];
-        let segments = in_place(|| encode_rows(self.layout, &self.meta, ranges))?;
-        let number = self.attempt.files().len() as u32;
-        let object = RowFilesRecord::object(&self.attempt.name, number);
-        let (sha256, size_bytes) = self.store.create(&object, segments).await?;
-        self.attempt.add(RowFileRecord { sha256, size_bytes, ranges: numbers });
-        Ok(())
+    /// Returns the rows of the next file, of about `bytes_max` bytes: all, or those that changed since a snapshot. Adds
+    /// rows that are obsolete to `obsolete`.
+    ///
+    /// # Errors
+    /// If rows cannot be read.
+    pub fn next(
+        &mut self,
+        (layout, states): (&Layout, &[Vec<String>]),
+        tables: &TablesSnapshot,
+        since: Option<u32>,
+        bytes_max: usize,
+        obsolete: &mut Obsolete,
+    ) -> Result<Option<Vec<RangeTensors>>, StorageError> {
+        let (mut ranges, mut bytes) = (Vec::<RangeTensors>::new(), 0);
+        while bytes < bytes_max
+            && let Some(held) = tables.ranges().get(self.range)
+        {
+            let number = layout.number_of_range(held.table as usize, held.range);
+            if self.only.as_ref().is_some_and(|only| only.binary_search(&number).is_err()) {
+                self.range += 1;
+                continue;
+            }
+            let kind = if self.is_candidates { RowKind::Candidates } else { RowKind::Rows };
+            let piece = tables.read(held, kind, self.from, since, bytes_max - bytes)?;
+            let RowsPiece { rows, obsolete: found, next } = piece;
+            obsolete.append(found);
+            if !rows.ids.is_empty() {
+                bytes += rows.bytes();
+                let part = tensors_of(layout, held, kind, rows, &states[held.table as usize]);
+                match ranges.last_mut() {
+                    Some(last) if last.number == part.number => last.append(part),
+                    Some(_) | None => ranges.push(part),
+                }
+            }
+            self.from = next.unwrap_or(0);
+            if next.is_none() {
+                self.range += usize::from(self.is_candidates);
+                self.is_candidates = !self.is_candidates;
+            }
+        }
+        Ok((!ranges.is_empty()).then_some(ranges))
     }
 }
 
@@ -177,31 +204,18 @@ impl ShardStore {
         tables: &TablesSnapshot,
         since: Option<u32>,
     ) -> Result<Obsolete, ShardError> {
-        let states = self.row_states(layout);
-        let (meta, ranges, bytes) = (RowFileMeta { version }, Vec::new(), 0);
-        let mut layer = LayerWriter { store: self, layout, meta, attempt, ranges, bytes };
-        let mut obsolete = Obsolete::default();
-        for held in tables.ranges() {
-            for kind in [RowKind::Rows, RowKind::Candidates] {
-                let mut next = Some(0);
-                while let Some(from) = next {
-                    let bytes_max = self.row_file_bytes - layer.bytes;
-                    let piece = in_place(|| tables.read(held, kind, from, since, bytes_max))?;
-                    let RowsPiece { rows, obsolete: found, next: beyond } = piece;
-                    next = beyond;
-                    obsolete.append(found);
-                    if !rows.ids.is_empty() {
-                        let bytes = rows.bytes();
-                        let states = &states[held.table as usize];
-                        layer.add(in_place(|| tensors_of(layout, held, kind, rows, states)), bytes);
-                    }
-                    if self.row_file_bytes <= layer.bytes {
-                        layer.write().await?;
-                    }
-                }
-            }
+        let (states, meta) = (self.row_states(layout), RowFileMeta { version });
+        let (mut reader, mut obsolete) = (RowReader::default(), Obsolete::default());
+        let (parts, bytes_max) = ((layout, &*states), self.row_file_bytes);
+        while let Some(ranges) =
+            in_place(|| reader.next(parts, tables, since, bytes_max, &mut obsolete))?
+        {
+            let numbers = [ranges[0].number, ranges[ranges.len() - 1].number];
+            let segments = in_place(|| encode_rows(layout, &meta, ranges))?;
+            let object = RowFilesRecord::object(&attempt.name, attempt.files().len() as u32);
+            let (sha256, size_bytes) = self.create(&object, segments).await?;
+            attempt.add(RowFileRecord { sha256, size_bytes, ranges: numbers });
         }
-        layer.write().await?;
         Ok(obsolete)
     }
 
@@ -225,24 +239,40 @@ impl ShardStore {
                 continue;
             }
             let read = checkpoint.read_rows(&object, &file, wanted).await?;
-            for (number, range) in read.into_ranges() {
-                let (table, param, place) = table_of(layout, number);
-                let rows = rows_of(&range, param.width, &states[table]).map_err(|reason| {
-                    let reason = format!("`{}` {reason}", checkpoint.names().name(number));
-                    CheckpointError::Damaged { object: object.clone(), reason }
-                });
-                let (rows, candidates) = rows?;
-                in_place(|| tables.add(table, place, &rows, &candidates))?;
-            }
+            in_place(|| add_rows(checkpoint.names(), &states, &object, read, tables))?;
         }
         Ok(())
     }
 
     /// Returns the state names of each table.
-    fn row_states(&self, layout: &Layout) -> Vec<Vec<String>> {
+    pub(crate) fn row_states(&self, layout: &Layout) -> Vec<Vec<String>> {
         let tables = layout.tables().iter();
         tables.map(|table| self.rules.optimizer_of(&table.name).state_names()).collect()
     }
+}
+
+/// Adds the rows of a file to the tables of a slot.
+///
+/// # Errors
+/// If a row lacks a part, or there is no space for it.
+pub(crate) fn add_rows(
+    names: &BlockNames,
+    states: &[Vec<String>],
+    object: &str,
+    file: RowFile,
+    tables: &mut TableRows,
+) -> Result<(), ShardError> {
+    for (number, range) in file.into_ranges() {
+        let (table, param, place) = table_of(names.layout(), number);
+        let rows = rows_of(&range, param.width, &states[table]).map_err(|reason| {
+            let (object, reason) =
+                (object.to_owned(), format!("`{}` {reason}", names.name(number)));
+            CheckpointError::Damaged { object, reason }
+        });
+        let (rows, candidates) = rows?;
+        tables.add(table, place, &rows, &candidates)?;
+    }
+    Ok(())
 }
 
 /// Returns the metadata of the rows of a shard; `None` if the model has no tables.

@@ -8,16 +8,18 @@ use std::time::Duration;
 
 use bytesize::ByteSize;
 use clap::Parser;
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use prometheus_client::registry::Registry;
 use serde_json::json;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::job::durations::parse;
-use steadfast_common::records::PserverRecord;
 use steadfast_common::records::keys::Keys;
+use steadfast_common::records::{FollowerRecord, PROTOCOL, PserverRecord};
 use steadfast_common::role::Role;
 use steadfast_coord::{CoordError, Etcd, Mirror, Range, Session, wait_for_job};
 use steadfast_host::random;
-use steadfast_host::time::{Instant, timeout};
+use steadfast_host::time::{Instant, sleep, timeout};
 use steadfast_net::{Port, TlsIdentity};
 use steadfast_process::{
     Admin, AdminContent, CommonArgs, Failure, LogIdentity, Readiness, Shutdown, address_changed,
@@ -33,13 +35,14 @@ use tracing::{info, warn};
 use uuid::Uuid;
 
 use crate::event_loop::{EventLoopHandle, Published};
+use crate::following::{Spare, TakenOver};
 use crate::generations::Followed;
 use crate::metrics::Metrics;
 use crate::service::Service;
 use crate::shard_file::ShardStore;
 use crate::slot_lease::{Claim, Holder};
 use crate::tensor_service::TensorService;
-use crate::{generations, master, norms, slot};
+use crate::{follower_record, generations, master, norms, slot};
 
 /// Timeout of calls in flight at shutdown.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -105,7 +108,18 @@ pub(crate) async fn run(args: Args) -> Result<(), Failure> {
 ///
 /// # Errors
 /// As [`run`].
-pub async fn run_process(
+pub fn run_process(
+    args: Args,
+    stores: Arc<dyn RowStores>,
+    id: Uuid,
+    identity: LogIdentity,
+    shutdown: Shutdown,
+) -> BoxFuture<'static, Result<(), Failure>> {
+    // Boxed, so it is compiled here and not in each program that calls this.
+    run_until_over(args, stores, id, identity, shutdown).boxed()
+}
+
+async fn run_until_over(
     args: Args,
     stores: Arc<dyn RowStores>,
     id: Uuid,
@@ -203,10 +217,12 @@ impl PserverProcess<'_> {
             address: args.advertised(bound)?,
             admin: self.admin_address.clone(),
             memory_of: None,
+            followed: None,
+            protocol: PROTOCOL,
         };
         let mut joined = tokio::select! {
             biased;
-            joined = join(etcd, keys, args, &record, self.stores.clone(), readiness) => joined?,
+            joined = self.join(&record) => joined?,
             () = self.shutdown.drain() => return Ok(SlotEnd::Final),
             () = job_over(&self.result) => return Ok(SlotEnd::Final),
             failure = address_changed(args, &record.address) => return Err(failure),
@@ -218,6 +234,7 @@ impl PserverProcess<'_> {
         let routes = Routes::new(health).add_service(joined.service(self.metrics.clone()));
         let stop = tokio_util::sync::CancellationToken::new();
         let mut serving = port.serve(routes, access, &self.tls, stop.clone());
+        let drained = self.drained(joined.event_loop.clone());
         let end = tokio::select! {
             biased;
             end = joined.hold(etcd, keys, &self.tls, readiness) => end,
@@ -229,7 +246,7 @@ impl PserverProcess<'_> {
                 info!("the job is over");
                 Ok(SlotEnd::Final)
             }
-            () = drained(self.shutdown, etcd, keys, &self.tls, self.drain_timeout) => Ok(SlotEnd::Final),
+            () = drained => Ok(SlotEnd::Final),
         };
         self.event_loop.send_replace(None);
         // Frees the slot for a successor at once; calls in flight are refused by the lease deadline.
@@ -244,6 +261,128 @@ impl PserverProcess<'_> {
         let ended = async { while published.changed().await.is_ok() {} };
         let _ = timeout(DRAIN, ended).await;
         end
+    }
+
+    /// Waits for a slot, as a spare that follows one if the job has such.
+    async fn join(&self, record: &PserverRecord) -> Result<Joined, Failure> {
+        let (args, etcd, keys, readiness) = (self.args, self.etcd, self.keys, self.readiness);
+        readiness.set_not_ready(format!("waiting for {}", keys.job()));
+        let source = JobSource::read(etcd, keys, self.stores.clone()).await?;
+        let job = source.context().await?;
+        let followers = followers(etcd, keys, job.warm_spares).await?;
+        let mut was_lost = false;
+        loop {
+            let session = Session::open_with_retry(etcd, args.lease_ttl).await?;
+            // etcd was away, so the holders of slots may have lost their leases as well: they take their slots again.
+            if was_lost {
+                readiness.set_not_ready("spare: lets holders take their slots again");
+                sleep(args.lease_ttl).await;
+            }
+            let spare = Spare {
+                etcd,
+                keys,
+                tls: &self.tls,
+                session: &session,
+                record,
+                source: &source,
+                readiness,
+            };
+            let following = async {
+                match source.warm_spares() {
+                    0 => std::future::pending().await,
+                    _ => spare.take_over().await,
+                }
+            };
+            let taken = tokio::select! {
+                biased;
+                taken = following => taken?,
+                claimed = slot::claim(etcd, &session, keys, record, followers.as_ref(), readiness) => match claimed {
+                    Ok((slot, incarnation)) => {
+                        let rules = job.shards.rules.clone();
+                        let event_loop = EventLoopHandle::start(slot, incarnation, rules);
+                        return Ok(Joined::new(session, record.clone(), args.lease_ttl, event_loop, job));
+                    }
+                    // A spare has no state that the job would lose.
+                    Err(CoordError::LeaseLost) => {
+                        warn!("lease of a spare lost; requesting another");
+                        was_lost = true;
+                        continue;
+                    }
+                    Err(error) => return Err(error.into()),
+                },
+            };
+            let TakenOver { job, event_loop, followed } = taken;
+            let record = PserverRecord { followed: Some(followed), ..record.clone() };
+            return Ok(Joined::new(session, record, args.lease_ttl, event_loop, job));
+        }
+    }
+
+    /// Completes after a request to drain, once the shard is safe: another pserver has a copy of it, or the final
+    /// checkpoint was taken or has failed.
+    async fn drained(&self, event_loop: EventLoopHandle) {
+        self.shutdown.drain().await;
+        let key = self.keys.follower(event_loop.slot);
+        let follower = self.etcd.get_json::<FollowerRecord>(&key).await;
+        let generation = event_loop.published().borrow().generation;
+        let has_copy =
+            |it: &FollowerRecord| it.generation == generation && it.of == event_loop.incarnation;
+        if let Some(follower) = follower.ok().flatten().filter(has_copy) {
+            info!(follower = %follower.id, "the slot goes to its follower");
+            return;
+        }
+        master::take_final_checkpoint(self.etcd, self.keys, &self.tls, self.drain_timeout).await;
+    }
+}
+
+/// The job as a pserver needs it.
+pub(crate) struct JobContext {
+    pub shards: ShardStore,
+    /// Number of changes of the job's settings that it takes into account.
+    pub changes: u32,
+    /// Number of spares that follow a slot.
+    pub warm_spares: u32,
+}
+
+/// Where the job is read from, as its settings may change while a spare waits.
+pub(crate) struct JobSource<'a> {
+    etcd: &'a Etcd,
+    keys: &'a Keys,
+    stores: Arc<dyn RowStores>,
+    warm_spares: u32,
+}
+
+impl<'a> JobSource<'a> {
+    /// Waits for the job.
+    ///
+    /// # Errors
+    /// If the job cannot be read.
+    async fn read(
+        etcd: &'a Etcd,
+        keys: &'a Keys,
+        stores: Arc<dyn RowStores>,
+    ) -> Result<Self, Failure> {
+        let warm_spares = wait_for_job(etcd, keys).await?.spec.warm_spares;
+        Ok(Self { etcd, keys, stores, warm_spares })
+    }
+
+    /// Returns how many spares follow a slot; a change of the job does not change it.
+    pub fn warm_spares(&self) -> u32 {
+        self.warm_spares
+    }
+
+    /// Reads the job.
+    ///
+    /// # Errors
+    /// If the job cannot be read, or its store is invalid.
+    pub async fn context(&self) -> Result<JobContext, Failure> {
+        let job = wait_for_job(self.etcd, self.keys).await?;
+        let store = steadfast_store::open(&job.store)
+            .map_err(|error| Failure::new(ErrorKind::Invalid, error.to_string()))?;
+        let (changes, updates_before) = (job.changes.clone(), job.updates_before());
+        let stores = self.stores.clone();
+        let rules = Rules { stores, updates_before, changes, ..Rules::new(&job.spec) };
+        let (changes, warm_spares) = (job.changes.len() as u32, job.spec.warm_spares);
+        Ok(JobContext { shards: ShardStore::new(store, job, rules), changes, warm_spares })
     }
 }
 
@@ -279,9 +418,22 @@ struct Joined {
     shards: ShardStore,
     /// Number of changes of the job's settings that this pserver knows.
     changes: u32,
+    warm_spares: u32,
 }
 
 impl Joined {
+    fn new(
+        session: Session,
+        record: PserverRecord,
+        lease_ttl: Duration,
+        event_loop: EventLoopHandle,
+        job: JobContext,
+    ) -> Self {
+        let JobContext { shards, changes, warm_spares } = job;
+        let holder = Holder::new(&session, shards.rules.mode);
+        Self { session, holder, record, lease_ttl, event_loop, shards, changes, warm_spares }
+    }
+
     fn service(&self, metrics: Metrics) -> TensorService {
         TensorService::new(Service {
             event_loop: self.event_loop.clone(),
@@ -301,6 +453,7 @@ impl Joined {
     ) -> Result<SlotEnd, Failure> {
         let desired = Mirror::start(etcd, Range::Key(keys.ps_desired())).await?;
         let generation = Mirror::start(etcd, Range::Key(keys.generation())).await?;
+        let begun = generation.subscribe();
         let peers = Mirror::start(etcd, Range::Prefix(keys.ps_prefix())).await?;
         let (event_loop, shards) = (self.event_loop.clone(), self.shards.clone());
         let failed = event_loop.clone();
@@ -313,7 +466,16 @@ impl Joined {
             self.changes,
             generation,
         );
+        let followers = followers(etcd, keys, self.warm_spares).await?;
         let (own, record, seen) = (event_loop.slot, self.record.clone(), peers.subscribe());
+        let surplus = slot::surplus(event_loop.clone(), desired.subscribe(), begun);
+        // Without spares that follow, no slot has a follower.
+        let recording = async {
+            let Some(followers) = &followers else { return std::future::pending().await };
+            let seen = || followers.subscribe();
+            let recorded = follower_record::keep(failed.clone(), etcd, keys, record.id, seen());
+            tokio::join!(recorded, slot::stop_following(etcd, &record, seen()));
+        };
         tokio::select! {
             biased;
             followed = following => match followed {
@@ -321,8 +483,9 @@ impl Joined {
                 Followed::Ended => {}
             },
             () = slot::release_other_slots(etcd, keys, own, &record, seen) => {}
+            () = recording => {}
             () = norms::follow(event_loop, keys.clone(), peers, tls.clone()) => {}
-            () = slot::surplus(own, desired.subscribe()) => return Ok(SlotEnd::Surplus),
+            () = surplus => return Ok(SlotEnd::Surplus),
             failure = self.keep_slot(etcd, keys, readiness) => return Err(failure),
         }
         Err(match failed.failure() {
@@ -358,46 +521,16 @@ impl Joined {
     }
 }
 
-async fn join(
+/// Returns a mirror of the followers of all slots, if the job is to have any.
+async fn followers(
     etcd: &Etcd,
     keys: &Keys,
-    args: &CommonArgs,
-    record: &PserverRecord,
-    stores: Arc<dyn RowStores>,
-    readiness: &Readiness,
-) -> Result<Joined, Failure> {
-    readiness.set_not_ready(format!("waiting for {}", keys.job()));
-    let job = wait_for_job(etcd, keys).await?;
-    let store = steadfast_store::open(&job.store)
-        .map_err(|error| Failure::new(ErrorKind::Invalid, error.to_string()))?;
-    let (changes, updates_before) = (job.changes.clone(), job.updates_before());
-    let rules = Rules { stores, updates_before, changes, ..Rules::new(&job.spec) };
-    let changes = job.changes.len() as u32;
-    let shards = ShardStore::new(store, job, rules.clone());
-    let (session, (slot, incarnation)) = loop {
-        let session = Session::open_with_retry(etcd, args.lease_ttl).await?;
-        match slot::claim(etcd, &session, keys, record, readiness).await {
-            Ok(claimed) => break (session, claimed),
-            // A spare has no state to lose.
-            Err(CoordError::LeaseLost) => warn!("lease of a spare lost; requesting another"),
-            Err(error) => return Err(error.into()),
-        }
-    };
-    let event_loop = EventLoopHandle::start(slot, incarnation, rules);
-    let (holder, record) = (Holder::new(&session), record.clone());
-    Ok(Joined { session, holder, record, lease_ttl: args.lease_ttl, event_loop, shards, changes })
-}
-
-/// Completes after a request to drain, once the final checkpoint was taken or has failed.
-async fn drained(
-    shutdown: &Shutdown,
-    etcd: &Etcd,
-    keys: &Keys,
-    tls: &TlsIdentity,
-    limit: Duration,
-) {
-    shutdown.drain().await;
-    master::take_final_checkpoint(etcd, keys, tls, limit).await;
+    warm_spares: u32,
+) -> Result<Option<Mirror>, CoordError> {
+    if warm_spares == 0 {
+        return Ok(None);
+    }
+    Mirror::start(etcd, Range::Prefix(keys.followers_prefix())).await.map(Some)
 }
 
 async fn job_over(result: &Mirror) {
@@ -432,5 +565,12 @@ fn show(event_loop: &EventLoopHandle) -> serde_json::Value {
         "slots": published.placement.slots(),
         "checkpoint": published.checkpoint,
         "shard": shard,
+        "follower": published.follower.as_ref().map(|it| json!({
+            "id": it.applicant.id,
+            "address": it.applicant.address,
+            "is_recorded": it.is_following,
+            "steps_behind": it.behind,
+            "waited_seconds": it.waiting.map_or(0.0, |since| since.elapsed().as_secs_f64()),
+        })),
     })
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use steadfast_checkpoint::row_file::{RowsMeta, range_numbers, table_of};
 use steadfast_checkpoint::{
-    BlockTensors, Checkpoint, CheckpointError, EncodeError, ShardFile, ShardMeta, digest,
-    encode_shard, is_in_place,
+    BlockNames, BlockTensors, Checkpoint, CheckpointError, EncodeError, ShardFile, ShardMeta,
+    digest, encode_shard, is_in_place,
 };
 use steadfast_common::ids::{Incarnation, Slot};
 use steadfast_common::records::applied_records::AppliedRecords;
@@ -61,7 +61,7 @@ pub struct ShardStore {
     store: Location,
     job: Arc<JobRecord>,
     /// Names of the state vectors of each block.
-    states: Arc<[String]>,
+    pub(crate) states: Arc<[String]>,
     pub(crate) rules: Rules,
     /// Bytes of the rows of a row file.
     pub(crate) row_file_bytes: usize,
@@ -71,6 +71,8 @@ pub struct ShardStore {
 #[derive(Debug)]
 pub struct SavedShard {
     pub record: ShardRecord,
+    /// The digest of the state, see [`state_digest`]; computed only for jobs whose slots are followed.
+    pub state: Option<String>,
     /// The rows of the snapshot that no reader needs any more.
     pub obsolete: Obsolete,
     /// Bytes of the new objects.
@@ -168,6 +170,11 @@ impl ShardStore {
         let mut layers = before.map(|saved| saved.layers).unwrap_or_default();
         let files = attempt.files();
         layers.add(name, &files);
+        let is_compared = 0 < self.job.spec.warm_spares;
+        let with_tables = is_compared && tables.has_tables();
+        let state = with_tables
+            .then(|| in_place(|| state_digest(&layout, &self.states, shard.clone(), &tables)))
+            .transpose()?;
         let segments = in_place(|| encode(&layout, &self.states, shard, &tables, &layers))?;
         let number = tables.number();
         // While it exists, changes of rows take more memory.
@@ -176,8 +183,10 @@ impl ShardStore {
         let rows = layers.records.clone();
         saved.add(newest, Saved { object: object.clone(), number, layers });
         let written = files.iter().map(|file| file.size_bytes).sum::<u64>() + size_bytes;
+        // Without tables, the file is the state.
+        let state = state.or_else(|| is_compared.then(|| sha256.clone()));
         let record = ShardRecord { slot, incarnation, object, sha256, size_bytes, version, rows };
-        Ok(SavedShard { record, obsolete, written })
+        Ok(SavedShard { record, state, obsolete, written })
     }
 
     /// Writes a new object; returns its SHA-256 and its size in bytes.
@@ -222,84 +231,63 @@ impl ShardStore {
         placement: &PlacementRecord,
     ) -> Result<LoadedShard, ShardError> {
         let files = Checkpoint::open(&self.store, checkpoint).await?;
-        let layout = Arc::clone(files.layout());
-        let placement = Placement::of(&layout, placement);
-        let blocks = placement.blocks_of(slot);
-        let ranges: Vec<u32> = range_numbers(&layout, placement.ranges_of(slot)).collect();
-        let is_wanted = |number: u32| {
-            blocks.binary_search(&number).is_ok() || ranges.binary_search(&number).is_ok()
-        };
-        let wanted = blocks.len() + ranges.len();
-        let mut snapshot = ShardSnapshot {
-            position: checkpoint.position,
-            updates: 0,
-            exhausted: checkpoint.exhausted.iter().copied().collect(),
-            applied: Vec::new(),
-            blocks: Vec::new(),
-        };
-        let of_slot = placement.ranges_of(slot);
-        let mut tables = in_place(|| TableRows::new(&layout, of_slot, &self.rules))?;
-        let (mut found, mut found_ranges) = (BTreeMap::new(), BTreeSet::new());
-        let (mut largest, mut same) = (AppliedRecords::default(), None);
-        for shard in sources(checkpoint, &files, &is_wanted) {
-            // A slot of a small model may have no blocks; it reads all shards.
-            if wanted != 0 && found.len() + found_ranges.len() == wanted {
+        let mut shard = self.begin(files.names(), checkpoint, slot, placement)?;
+        let mut same = None;
+        let is_wanted = shard.wanted();
+        for source in sources(checkpoint, &files, &is_wanted) {
+            if shard.is_complete() {
                 break;
             }
-            let mut file = files.read(shard, &is_wanted).await?;
-            let counts = file.meta().counts.iter();
-            largest = counts
-                .cloned()
-                .fold(largest, |known, it| if known.records() < it.records() { it } else { known });
-            snapshot.updates = snapshot.updates.max(file.meta().updates);
-            snapshot.position.loss = file.meta().loss.or(snapshot.position.loss);
-            let damaged = |number: u32, reason: &str| CheckpointError::Damaged {
-                object: shard.object.clone(),
-                reason: format!("`{}` {reason}", files.names().name(number)),
-            };
-            for number in blocks {
-                let Some(block) = self.block(&mut file, *number, &mut snapshot.applied) else {
-                    continue;
-                };
-                let block = block.map_err(|reason| damaged(*number, &reason))?;
-                if found.insert(*number, block).is_some() {
-                    return Err(damaged(*number, "is in another shard as well").into());
-                }
-            }
-            let held = files.ranges(shard, file.meta())?;
-            for number in held.iter().copied().filter(|number| is_wanted(*number)) {
-                let uncounted = || damaged(number, "has no applied records");
-                let counted = file.meta().counted(number).ok_or_else(uncounted)?;
-                let applied = index_of(&mut snapshot.applied, counted);
-                let (table, _, range) = table_of(&layout, number);
-                tables.set_applied(HeldRange { table: table as u32, range, applied });
-                if !found_ranges.insert(number) {
-                    return Err(damaged(number, "is in another shard as well").into());
-                }
-            }
+            let mut file = files.read(source, &is_wanted).await?;
+            let held = files.ranges(source, file.meta())?;
+            shard.add(&source.object, &mut file, &held)?;
             let is_here = |number: u32| is_wanted(number) && held.binary_search(&number).is_ok();
-            self.load_rows(&files, shard, file.meta(), &is_here, &mut tables).await?;
-            if held == ranges {
-                same = Some((shard, file.meta().rows.clone().unwrap_or_default()));
+            self.load_rows(&files, source, file.meta(), &is_here, &mut shard.tables).await?;
+            if held == shard.ranges {
+                same = Some((source, file.meta().rows.clone().unwrap_or_default()));
             }
         }
-        for number in blocks {
-            let missing = || CheckpointError::NotHeld { tensor: files.names().name(*number) };
-            snapshot.blocks.push(found.remove(number).ok_or_else(missing)?);
-        }
-        if let Some(number) = ranges.iter().find(|number| !found_ranges.contains(*number)) {
-            return Err(CheckpointError::NotHeld { tensor: files.names().name(*number) }.into());
-        }
-        // A slot without blocks must not hold the others back.
-        if snapshot.applied.is_empty() {
-            snapshot.applied.push(largest);
-        }
-        let number = in_place(|| tables.added())?;
+        let mut loaded = shard.end()?;
+        let number = in_place(|| loaded.tables.added())?;
         let saved = same.map(|(shard, RowsMeta { layers: files, .. })| {
             let layers = Layers { records: shard.rows.clone(), files };
             Saved { object: shard.object.clone(), number, layers }
         });
-        Ok(LoadedShard { layout, snapshot, tables, saved: SavedRows::restored(saved) })
+        loaded.saved = SavedRows::restored(saved);
+        Ok(loaded)
+    }
+
+    /// Begins a shard of `slot` that shard files are added to.
+    ///
+    /// # Errors
+    /// If there is no space for rows.
+    pub(crate) fn begin<'a>(
+        &'a self,
+        names: &'a BlockNames,
+        checkpoint: &CheckpointRecord,
+        slot: Slot,
+        placement: &PlacementRecord,
+    ) -> Result<Assembly<'a>, StorageError> {
+        let layout = names.layout();
+        let placement = Placement::of(layout, placement);
+        let of_slot = placement.ranges_of(slot);
+        Ok(Assembly {
+            store: self,
+            names,
+            blocks: placement.blocks_of(slot).to_vec(),
+            ranges: range_numbers(layout, of_slot.clone()).collect(),
+            snapshot: ShardSnapshot {
+                position: checkpoint.position,
+                updates: 0,
+                exhausted: checkpoint.exhausted.iter().copied().collect(),
+                applied: Vec::new(),
+                blocks: Vec::new(),
+            },
+            tables: in_place(|| TableRows::new(layout, of_slot, &self.rules))?,
+            found: BTreeMap::new(),
+            found_ranges: BTreeSet::new(),
+            largest: AppliedRecords::default(),
+        })
     }
 
     /// Takes a block from a shard file, if it is there.
@@ -320,6 +308,125 @@ impl ShardStore {
         }
         let (values, state) = (Arc::new(read.values), Arc::new(state));
         Some(Ok(SnapshotBlock { number, applied, values, state }))
+    }
+}
+
+/// A shard of a slot that is put together from the shard files of one version.
+pub(crate) struct Assembly<'a> {
+    pub store: &'a ShardStore,
+    pub names: &'a BlockNames,
+    /// The numbers of the blocks of the slot, and of its ranges.
+    blocks: Vec<u32>,
+    ranges: Vec<u32>,
+    snapshot: ShardSnapshot,
+    pub tables: TableRows,
+    found: BTreeMap<u32, SnapshotBlock>,
+    found_ranges: BTreeSet<u32>,
+    /// The applied records of most records.
+    largest: AppliedRecords,
+}
+
+impl Assembly<'_> {
+    /// Returns a function that says whether the slot has a block or range.
+    pub fn wanted(&self) -> impl Fn(u32) -> bool + Sync + Send + 'static {
+        let (blocks, ranges) = (self.blocks.clone(), self.ranges.clone());
+        move |number| blocks.binary_search(&number).is_ok() || ranges.binary_search(&number).is_ok()
+    }
+
+    fn is_complete(&self) -> bool {
+        let (found, wanted) = (self.found.len(), self.blocks.len());
+        let (found_ranges, ranges) = (self.found_ranges.len(), self.ranges.len());
+        // A slot of a small model may have no blocks; it reads all shards.
+        wanted + ranges != 0 && found + found_ranges == wanted + ranges
+    }
+
+    /// Adds the blocks of a shard file with the ranges `held`, whose rows are added to the tables apart.
+    ///
+    /// # Errors
+    /// If a part is in another file as well, or lacks its state or applied records.
+    pub fn add(
+        &mut self,
+        object: &str,
+        file: &mut ShardFile,
+        held: &[u32],
+    ) -> Result<(), CheckpointError> {
+        let damaged = |number: u32, reason: &str| CheckpointError::Damaged {
+            object: object.to_owned(),
+            reason: format!("`{}` {reason}", self.names.name(number)),
+        };
+        let largest = std::mem::take(&mut self.largest);
+        self.largest = file.meta().counts.iter().fold(largest, |known, it| {
+            if known.records() < it.records() { it.clone() } else { known }
+        });
+        let snapshot = &mut self.snapshot;
+        snapshot.updates = snapshot.updates.max(file.meta().updates);
+        snapshot.position.loss = file.meta().loss.or(snapshot.position.loss);
+        for number in &self.blocks {
+            let Some(block) = self.store.block(file, *number, &mut snapshot.applied) else {
+                continue;
+            };
+            let block = block.map_err(|reason| damaged(*number, &reason))?;
+            if self.found.insert(*number, block).is_some() {
+                return Err(damaged(*number, "is in another shard as well"));
+            }
+        }
+        let is_ours = |number: &u32| self.ranges.binary_search(number).is_ok();
+        for number in held.iter().copied().filter(is_ours) {
+            let uncounted = || damaged(number, "has no applied records");
+            let counted = file.meta().counted(number).ok_or_else(uncounted)?;
+            let applied = index_of(&mut snapshot.applied, counted);
+            let (table, _, range) = table_of(self.names.layout(), number);
+            self.tables.set_applied(HeldRange { table: table as u32, range, applied });
+            if !self.found_ranges.insert(number) {
+                return Err(damaged(number, "is in another shard as well"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes blocks of a snapshot by reference, in place of a shard file without tables.
+    ///
+    /// # Errors
+    /// The number of a block that is there already.
+    pub fn take(&mut self, snapshot: &ShardSnapshot) -> Result<(), u32> {
+        let largest = snapshot.applied.iter().max_by_key(|it| it.records());
+        if let Some(largest) = largest.filter(|it| self.largest.records() < it.records()) {
+            self.largest.clone_from(largest);
+        }
+        let own = &mut self.snapshot;
+        own.updates = own.updates.max(snapshot.updates);
+        for block in &snapshot.blocks {
+            if self.blocks.binary_search(&block.number).is_err() {
+                continue;
+            }
+            let applied = index_of(&mut own.applied, &snapshot.applied[block.applied]);
+            if self.found.insert(block.number, SnapshotBlock { applied, ..block.clone() }).is_some()
+            {
+                return Err(block.number);
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the shard, of which no rows are in a checkpoint.
+    ///
+    /// # Errors
+    /// If a block or range is missing.
+    pub fn end(mut self) -> Result<LoadedShard, CheckpointError> {
+        for number in &self.blocks {
+            let missing = || CheckpointError::NotHeld { tensor: self.names.name(*number) };
+            self.snapshot.blocks.push(self.found.remove(number).ok_or_else(missing)?);
+        }
+        if let Some(number) = self.ranges.iter().find(|number| !self.found_ranges.contains(*number))
+        {
+            return Err(CheckpointError::NotHeld { tensor: self.names.name(*number) });
+        }
+        // A slot without blocks must not hold the others back.
+        if self.snapshot.applied.is_empty() {
+            self.snapshot.applied.push(self.largest);
+        }
+        let (layout, saved) = (self.names.layout().clone(), SavedRows::default());
+        Ok(LoadedShard { layout, snapshot: self.snapshot, tables: self.tables, saved })
     }
 }
 
@@ -348,25 +455,64 @@ fn index_of(applied: &mut Vec<AppliedRecords>, records: &AppliedRecords) -> usiz
     applied.len() - 1
 }
 
-fn encode(
+/// Returns the shard file of a snapshot, whose rows are in `layers`.
+///
+/// # Errors
+/// If a value is not finite.
+pub(crate) fn encode(
     layout: &Layout,
     states: &[String],
     snapshot: ShardSnapshot,
     tables: &TablesSnapshot,
     layers: &Layers,
 ) -> Result<Vec<Bytes>, EncodeError> {
+    encode_with(layout, states, snapshot, tables, rows_meta(tables, layers))
+}
+
+/// Returns the SHA-256 of a snapshot without the rows of its tables, in hexadecimal. Snapshots of the same state have
+/// the same one, on whatever pserver they were taken.
+///
+/// # Errors
+/// If a value is not finite.
+pub(crate) fn state_digest(
+    layout: &Layout,
+    states: &[String],
+    snapshot: ShardSnapshot,
+    tables: &TablesSnapshot,
+) -> Result<String, EncodeError> {
+    Ok(digest(&encode_with(layout, states, snapshot, tables, None)?))
+}
+
+fn encode_with(
+    layout: &Layout,
+    states: &[String],
+    snapshot: ShardSnapshot,
+    tables: &TablesSnapshot,
+    rows: Option<RowsMeta>,
+) -> Result<Vec<Bytes>, EncodeError> {
     let number_of = |range: &HeldRange| layout.number_of_range(range.table as usize, range.range);
     let blocks = snapshot.blocks.iter().map(|block| (block.number, block.applied));
     let ranges = tables.ranges().iter().map(|range| (number_of(range), range.applied));
-    let not_first = blocks.chain(ranges).filter(|(_, applied)| 0 < *applied).collect();
+    // In the order of their use, so that the file does not depend on where the entries came from.
+    let mut counts = Vec::new();
+    let mut count_of = BTreeMap::new();
+    for (number, applied) in blocks.chain(ranges) {
+        let index = index_of(&mut counts, &snapshot.applied[applied]);
+        if 0 < index {
+            count_of.insert(number, index);
+        }
+    }
+    if counts.is_empty() {
+        counts = snapshot.applied;
+    }
     let meta = ShardMeta {
         updates: snapshot.updates,
         examples: snapshot.position.examples,
         version: snapshot.position.version,
         loss: snapshot.position.loss,
-        counts: snapshot.applied,
-        count_of: not_first,
-        rows: rows_meta(tables, layers),
+        counts,
+        count_of,
+        rows,
     };
     let tensors = snapshot.blocks.into_iter().map(|block| BlockTensors {
         number: block.number,

@@ -4,12 +4,16 @@
 //! A shard keeps its incarnation (the create-revision under which its pserver first held the slot)
 //! through any number of leases. If no other pserver held the slot meanwhile and no other generation
 //! began, training continues without a rollback.
+//!
+//! In synchronous mode the pserver even goes on serving its generation until etcd says that the lease has ended: what
+//! it sends is a function of the generation and the version, and none of it counts once another generation has begun.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Incarnation, Slot};
+use steadfast_common::job::spec::Mode;
 use steadfast_common::records::keys::Keys;
 use steadfast_common::records::{GenerationRecord, PserverRecord};
 use steadfast_coord::{CoordError, Deadline, Etcd, Op, Session, Unchanged, backoff};
@@ -28,6 +32,7 @@ pub struct SlotLease {
 #[derive(Debug)]
 pub struct Holder {
     lease: watch::Sender<Option<Arc<Deadline>>>,
+    mode: Mode,
 }
 
 impl SlotLease {
@@ -38,9 +43,11 @@ impl SlotLease {
 }
 
 impl Holder {
-    /// Creates a holder whose lease is that of `session`.
-    pub fn new(session: &Session) -> Self {
-        Self { lease: watch::Sender::new(Some(session.deadline())) }
+    /// Creates a holder of a slot of a job in `mode`, whose lease is that of `session`.
+    pub fn new(session: &Session, mode: Mode) -> Self {
+        let holder = Self { lease: watch::Sender::new(None), mode };
+        holder.resume(session);
+        holder
     }
 
     /// Returns a view for the services of the slot.
@@ -55,6 +62,9 @@ impl Holder {
 
     /// Marks the slot as held under `session`.
     pub fn resume(&self, session: &Session) {
+        if self.mode == Mode::Sync {
+            session.outlast_etcd();
+        }
         self.lease.send_replace(Some(session.deadline()));
     }
 }
@@ -112,8 +122,12 @@ impl Claim<'_> {
         let generation = self.etcd.get(&self.keys.generation()).await?;
         let known =
             generation.as_ref().map(|entry| entry.json::<GenerationRecord>()).transpose()?;
-        let is_named = known
-            .is_none_or(|record| record.slots.get(self.slot.0 as usize) == Some(&self.incarnation));
+        // Of a slot that was taken over, the generation may still name the holder before.
+        let is_ours = |named: &Incarnation| {
+            *named == self.incarnation || Some(*named) == self.record.followed
+        };
+        let is_named =
+            known.is_none_or(|record| record.slots.get(self.slot.0 as usize).is_some_and(is_ours));
         if !is_named {
             return Err(ClaimError::SlotLost("the job began a generation without this pserver"));
         }

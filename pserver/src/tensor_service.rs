@@ -13,30 +13,30 @@ use futures::future::BoxFuture;
 use futures::stream::{self, Stream, StreamExt, TryStreamExt};
 use http_body::Body as _;
 use steadfast_common::error::ErrorKind;
-use steadfast_common::ids::Generation;
+use steadfast_common::ids::{Generation, Slot, Version};
 use steadfast_common::records::contribution::{ContributionName, LanesName};
 use steadfast_common::tensor::byte_segments::{ByteSegments, shared_bytes};
 use steadfast_common::tensor::compression::Codec;
 use steadfast_common::tensor::layout::Block;
+use steadfast_common::tensor::placement::PlacementRecord;
 use steadfast_common::tensor::row_ids::RowIds;
-use steadfast_common::tensor::table::{ID_BYTES, Rows, RowsError};
+use steadfast_common::tensor::table::{ID_BYTES, RowsError};
 use steadfast_host::task::in_place;
 use steadfast_host::time::{Instant, sleep_until, timeout};
 use steadfast_net::traces::TRACE;
 use steadfast_proto::tensor::{CHUNK_BYTES, in_chunks, row_blocks};
 use steadfast_proto::v1::pserver_server::PserverServer;
+use steadfast_proto::v1::push_header::Name;
 use steadfast_proto::v1::{
-    BlockData, PullHeader, PullRequest, PushHeader, PushReply, ReadRangeRequest,
+    BlockData, FollowSlotRequest, FollowStepHeader, FollowStepRequest, PullHeader, PullRequest,
+    PushHeader, PushReply, ReadHandoverRequest, ReadRangeRequest,
 };
 use steadfast_proto::{
     Decoder, MESSAGE_BYTES_MAX, PullAnswer, TensorMethod, answer, answer_as_it_comes, encode,
     encode_chunks, framed, kind, next, read_one, status,
 };
 use steadfast_pserver_core::block_store::Parameters;
-use steadfast_pserver_core::buffer_pool::BufferPool;
-use steadfast_pserver_core::contribution::{
-    Contributed, Contribution, ValidatedBlock, check_records,
-};
+use steadfast_pserver_core::contribution::{Contributed, check_records};
 use steadfast_pserver_core::sync_shard::EarlyBlock;
 use steadfast_pserver_core::tables::TablesHeld;
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
@@ -45,13 +45,18 @@ use tonic::body::Body;
 use tonic::server::NamedService;
 use tracing::{Instrument, info_span};
 
-use crate::event::{Event, EventError, WaitMode};
-use crate::event_loop::PublishedShard;
-use crate::service::{Service, WAIT_MAX, invalid, refuse};
+use crate::event::{Event, EventError, Handed, WaitMode};
+use crate::follower::{Applicant, StepEnd, StepPart, StepRequest};
+use crate::push_assembler::{PushAssembler, check_rows_bytes};
+use crate::service::{Service, WAIT_MAX, follower_id, invalid, refuse};
+use crate::state::{self, Part};
 
 /// KiB of gradients, or else one push, that may be received at once; more would only occupy memory.
 /// Waiting pushes stay with their senders.
 const INCOMING_KIB: u32 = 512 << 10;
+
+/// The most slots of a job.
+const SLOTS_MAX: u32 = 1000;
 
 /// Bytes of rows in one call.
 const ROWS_BYTES_MAX: usize = 64 << 20;
@@ -114,6 +119,21 @@ impl tower::Service<http::Request<Body>> for TensorService {
             TensorMethod::ReadRange => {
                 async move { Ok(answer(read_range(&service, body).await)) }.boxed()
             }
+            TensorMethod::FollowSlot => async move {
+                let state = follow_slot(&service, body).await;
+                Ok(state.map_or_else(Status::into_http, answer_as_it_comes))
+            }
+            .boxed(),
+            TensorMethod::ReadHandover => async move {
+                let state = read_handover(&service, body).await;
+                Ok(state.map_or_else(Status::into_http, answer_as_it_comes))
+            }
+            .boxed(),
+            TensorMethod::FollowStep => async move {
+                let step = follow_step(service, body).await;
+                Ok(step.map_or_else(Status::into_http, answer_as_it_comes))
+            }
+            .boxed(),
         }
     }
 }
@@ -133,7 +153,7 @@ impl Incoming {
         let published = service.published(generation)?;
         let not_yet = || refuse(&EventError::NotInitialized);
         let shard = published.shard.as_ref().ok_or_else(not_yet)?;
-        let assembler = PushAssembler::new(shard);
+        let assembler = PushAssembler::new(shard, ROWS_BYTES_MAX);
         Ok(Self { generation, name, assembler })
     }
 
@@ -141,7 +161,7 @@ impl Incoming {
     /// lanes.
     fn part(&mut self) -> Option<Event> {
         let ContributionName::Lanes(lanes) = &self.name else { return None };
-        let blocks = std::mem::take(&mut self.assembler.blocks);
+        let blocks = self.assembler.take_blocks();
         let (generation, lanes) = (self.generation, lanes.clone());
         (!blocks.is_empty()).then_some(Event::Part { generation, lanes, blocks })
     }
@@ -174,7 +194,7 @@ async fn push(
                 Some(incoming) => incoming,
                 none => none.insert(Incoming::begin(service, header)?),
             };
-            incoming.assembler.take(block, data)
+            incoming.assembler.take(block, &data)
         })?;
         // The last blocks are sent with the end of the push.
         let part = incoming.as_mut().filter(|_| !body.is_end_stream()).and_then(Incoming::part);
@@ -189,15 +209,7 @@ async fn push(
     };
     let header = header.unwrap_or_default();
     let Incoming { generation, name, assembler } = incoming;
-    let (blocks, rows, size_bytes) = assembler.finish(header.rows)?;
-    let contribution = Contribution {
-        records: header.records,
-        loss_sum: header.loss_sum,
-        weight: header.weight,
-        checksum: header.checksum,
-        blocks,
-        rows,
-    };
+    let (contribution, size_bytes) = assembler.finish(&header)?;
     let apply = info_span!(target: TRACE, "apply");
     let pushed = service
         .event_loop
@@ -328,7 +340,7 @@ fn size_bytes(blocks: &[(u32, Block)]) -> usize {
     blocks.iter().map(|(_, block)| block.len * size_of::<f32>()).sum()
 }
 
-fn push_name(header: &PushHeader) -> Result<ContributionName, Status> {
+pub(crate) fn push_name(header: &PushHeader) -> Result<ContributionName, Status> {
     let name = header.name.as_ref().ok_or_else(|| invalid("the contribution has no name"))?;
     let name = ContributionName::from(name);
     if let ContributionName::Lanes(LanesName { shares, .. }) = &name {
@@ -337,97 +349,6 @@ fn push_name(header: &PushHeader) -> Result<ContributionName, Status> {
             .map_err(|refusal| refuse(&refusal.into()))?;
     }
     Ok(name)
-}
-
-/// Collects the blocks of one contribution as they arrive.
-struct PushAssembler {
-    buffers: BufferPool,
-    codec: Codec,
-    wanted: Arc<Vec<(u32, Block)>>,
-    /// Whether each block was received.
-    received: Vec<bool>,
-    /// Blocks not passed on yet.
-    blocks: Vec<ValidatedBlock>,
-    tables: Arc<TablesHeld>,
-    /// The received rows of each table.
-    rows: Vec<Rows>,
-    size_bytes: usize,
-    rows_bytes: usize,
-}
-
-impl PushAssembler {
-    fn new(shard: &PublishedShard) -> Self {
-        let (wanted, buffers, codec) = (shard.blocks.clone(), shard.buffers.clone(), shard.codec);
-        let received = vec![false; wanted.len()];
-        let rows = shard.tables.widths.iter().map(|width| Rows::new(*width)).collect();
-        Self {
-            buffers,
-            codec,
-            wanted,
-            received,
-            blocks: Vec::new(),
-            tables: shard.tables.clone(),
-            rows,
-            size_bytes: 0,
-            rows_bytes: 0,
-        }
-    }
-
-    fn take_rows(
-        &mut self,
-        (table, width): (usize, usize),
-        data: &ByteSegments,
-    ) -> Result<(), Status> {
-        self.rows_bytes += data.len();
-        check_rows_bytes(self.rows_bytes)?;
-        let rows = Rows::decode(width, &self.tables.ranges, &data.joined());
-        let added = rows.and_then(|rows| self.rows[table].append(rows));
-        added.map_err(|error| invalid(format!("table {table}: {error}")))
-    }
-
-    fn take(&mut self, number: u32, data: ByteSegments) -> Result<(), Status> {
-        if let Some(table) = self.tables.table_of(number) {
-            return self.take_rows(table, &data);
-        }
-        let place = self.wanted.binary_search_by_key(&number, |(number, _)| *number);
-        let place =
-            place.map_err(|_| invalid(format!("block {number} does not belong to this slot")))?;
-        if std::mem::replace(&mut self.received[place], true) {
-            return Err(invalid(format!("block {number} was sent twice")));
-        }
-        let memory = self.buffers.lend(self.wanted[place].1.len);
-        let values = ValidatedBlock::decode(self.codec, number, &data, memory);
-        self.blocks.push(values.map_err(|refusal| refuse(&refusal.into()))?);
-        self.size_bytes += data.len();
-        Ok(())
-    }
-
-    /// Returns the blocks that were not passed on yet, the rows, and the size in bytes of all blocks and rows received.
-    /// Fails if only some of the blocks were received, or if the number of rows is not `rows`.
-    fn finish(self, rows: u64) -> Result<(Vec<ValidatedBlock>, Vec<Rows>, usize), Status> {
-        let received: u64 = self.rows.iter().map(|rows| rows.len() as u64).sum();
-        if received != rows {
-            return Err(invalid(format!("received {received} of {rows} rows")));
-        }
-        let (found, wanted) = (self.received.iter().filter(|it| **it).count(), self.received.len());
-        if found != 0 && found != wanted {
-            let message = format!("received {found} of {wanted} blocks");
-            return Err(status(ErrorKind::Invalid, message));
-        }
-        Ok((self.blocks, self.rows, self.size_bytes + self.rows_bytes))
-    }
-}
-
-/// Checks that the rows of one call take at most [`ROWS_BYTES_MAX`] bytes.
-fn check_rows_bytes(bytes: usize) -> Result<(), Status> {
-    if bytes <= ROWS_BYTES_MAX {
-        return Ok(());
-    }
-    let most = ROWS_BYTES_MAX >> 20;
-    let message = format!(
-        "the rows of one call take more than {most} MiB; use smaller batches, or more pservers"
-    );
-    Err(status(ErrorKind::TooLarge, message))
 }
 
 /// Returns rows of tables once their version is reached.
@@ -459,7 +380,7 @@ async fn pull_rows(service: &Service, mut body: Body) -> Result<Vec<Bytes>, Stat
     };
     let first = tables.map_or(0, |tables| tables.first_number);
     let blocks = (first..).zip(rows).flat_map(|(number, rows)| {
-        let data = shared_bytes(rows.into_values().into());
+        let data = shared_bytes(Arc::new(rows.into_values()));
         let starts = (0..data.len()).step_by(CHUNK_BYTES);
         starts.map(move |from| {
             let data = data.slice(from..data.len().min(from + CHUNK_BYTES));
@@ -504,7 +425,7 @@ impl RequestedIds {
         let refused = |error: RowsError| invalid(format!("table {table}: {error}"));
         let ids = RowIds::decode(&tables.ranges, &data.joined()).map_err(refused)?;
         self.rows_bytes += ids.len() * (ID_BYTES + width * size_of::<f32>());
-        check_rows_bytes(self.rows_bytes)?;
+        check_rows_bytes(self.rows_bytes, ROWS_BYTES_MAX)?;
         self.ids[table].append(ids).map_err(refused)
     }
 }
@@ -533,4 +454,144 @@ async fn read_range(service: &Service, mut body: Body) -> Result<Vec<Bytes>, Sta
     })?;
     service.check_lease()?;
     Ok(encode_chunks(&PullHeader::at(position), &in_chunks(row_blocks(request.table, &rows))))
+}
+
+/// Returns the state of the slot, for a pserver that follows it.
+async fn follow_slot(
+    service: &Service,
+    mut body: Body,
+) -> Result<impl Stream<Item = Result<Bytes, Status>> + use<>, Status> {
+    let request: FollowSlotRequest = read_one(&mut body).await?;
+    let generation = service.check(request.target.as_ref())?;
+    let applicant = Applicant {
+        id: follower_id(&request.follower)?,
+        address: request.address,
+        admin: request.admin,
+        lease: request.lease,
+    };
+    let apply = service.event_loop.call(|reply| Event::Follow { generation, applicant, reply });
+    let start = timeout(WAIT_MAX, apply).await;
+    let late = |_| status(ErrorKind::Unavailable, "the slot is in the middle of a step");
+    let start = start.map_err(late)?.map_err(|error| refuse(&error))?;
+    let sent = state::send(&service.shards, generation, start);
+    sent.map_err(|error| status(ErrorKind::Unavailable, error.to_string()))
+}
+
+/// Returns what a slot of the next generation needs of the state that this slot hands over.
+async fn read_handover(
+    service: &Service,
+    mut body: Body,
+) -> Result<impl Stream<Item = Result<Bytes, Status>> + use<>, Status> {
+    let request: ReadHandoverRequest = read_one(&mut body).await?;
+    let (slot, present) = (Slot(request.slot), service.event_loop.incarnation);
+    let placement: PlacementRecord = serde_json::from_slice(&request.placement)
+        .map_err(|error| invalid(format!("the placement cannot be read: {error}")))?;
+    let slots = placement.slots();
+    if slots <= slot.0 || SLOTS_MAX < slots {
+        return Err(invalid(format!("a placement on {slots} slots has no slot {slot}")));
+    }
+    if request.incarnation != present.0 {
+        let found = request.incarnation;
+        let message = format!("the call is for incarnation {found}; this is incarnation {present}");
+        return Err(status(ErrorKind::Stale, message));
+    }
+    service.check_lease()?;
+    let version = Version(request.version);
+    let state = service.event_loop.call(|reply| Event::ReadHandover { version, reply }).await;
+    let Handed { of, snapshot } = state.map_err(|error| refuse(&error))?;
+    let event_loop = service.event_loop.clone();
+    let sent = async move { event_loop.send(Event::HandoverSent { reader: slot, slots }).await };
+    let part = Part { slot, placement: &placement, sent: sent.boxed() };
+    let whole = (PlacementRecord::default(), Arc::new(()));
+    let sent = state::send_part(&service.shards, of, snapshot, whole, Some(part));
+    sent.map_err(|error| status(ErrorKind::Unavailable, error.to_string()))
+}
+
+/// Returns a step of the slot, for its follower.
+async fn follow_step(
+    service: Arc<Service>,
+    mut body: Body,
+) -> Result<impl Stream<Item = Result<Bytes, Status>>, Status> {
+    let request: FollowStepRequest = read_one(&mut body).await?;
+    service.check(request.target.as_ref())?;
+    let follower = follower_id(&request.follower)?;
+    let (parts, received) = mpsc::unbounded_channel();
+    let (version, comparison) = (Version(request.version), request.comparison);
+    let request = StepRequest { version, comparison, parts };
+    let asked =
+        service.event_loop.call(|reply| Event::FollowStep { follower, request, reply }).await;
+    asked.map_err(|error| refuse(&error))?;
+    let published = service.published_now();
+    let shard = published.shard.as_ref().ok_or_else(|| refuse(&EventError::NotInitialized))?;
+    let (codec, tables) = (shard.codec, shard.tables.clone());
+    let step = StepStream { received, codec, tables, segments: VecDeque::new(), is_over: false };
+    Ok(stream::try_unfold(step, StepStream::next))
+}
+
+/// The streamed parts of a step.
+struct StepStream {
+    received: mpsc::UnboundedReceiver<StepPart>,
+    codec: Codec,
+    tables: Arc<TablesHeld>,
+    /// Bytes to send next.
+    segments: VecDeque<Bytes>,
+    is_over: bool,
+}
+
+impl StepStream {
+    /// Returns the next bytes and the rest of the stream.
+    async fn next(mut self) -> Result<Option<(Bytes, Self)>, Status> {
+        loop {
+            if let Some(segment) = self.segments.pop_front() {
+                return Ok(Some((segment, self)));
+            }
+            if self.is_over {
+                return Ok(None);
+            }
+            let part = self.received.recv().await;
+            let over =
+                || status(ErrorKind::Unavailable, "the slot is no longer followed, or asked again");
+            let mut segments = Vec::new();
+            match part.ok_or_else(over)? {
+                StepPart::Blocks(blocks) => in_place(|| {
+                    let blocks = blocks.iter().map(|block| BlockData {
+                        block: block.block(),
+                        data: block.encode(self.codec),
+                    });
+                    for blocks in in_chunks(blocks) {
+                        encode(None::<&FollowStepHeader>, &blocks, &mut segments);
+                    }
+                }),
+                StepPart::End(end) => {
+                    self.is_over = true;
+                    let numbered = (self.tables.first_number..).zip(&end.rows);
+                    for block in numbered.flat_map(|(number, rows)| row_blocks(number, rows)) {
+                        encode(None::<&FollowStepHeader>, &[block], &mut segments);
+                    }
+                    encode(Some(&step_header(&end)), &[], &mut segments);
+                }
+                StepPart::Compare { number, save_after } => {
+                    self.is_over = true;
+                    let save_after_ms = save_after.map(|it| it.as_millis() as u64);
+                    let (push, norm) = (None, None);
+                    let header = FollowStepHeader { push, norm, comparison: number, save_after_ms };
+                    encode(Some(&header), &[], &mut segments);
+                }
+            }
+            self.segments.extend(segments);
+        }
+    }
+}
+
+fn step_header(end: &StepEnd) -> FollowStepHeader {
+    let push = PushHeader {
+        target: None,
+        records: end.records,
+        loss_sum: end.loss_sum,
+        name: Some(Name::from(&end.name)),
+        checksum: end.checksum,
+        rows: end.rows.iter().map(|rows| rows.len() as u64).sum(),
+        weight: end.weight,
+    };
+    FollowStepHeader { push: Some(push), norm: end.norm, ..FollowStepHeader::default() }
 }

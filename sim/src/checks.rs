@@ -25,7 +25,7 @@ use crate::etcd::EtcdServer;
 use crate::job::{COUNTED_ROWS, Job};
 use crate::net::Observer;
 use crate::worker_checks::WorkersSeen;
-use crate::world::World;
+use crate::world::{ProcessId, World};
 
 /// Hash of a row of a table, given by its number and id, at each version.
 type RowHashes = BTreeMap<(u64, u32, u64), u64>;
@@ -49,6 +49,8 @@ pub struct Observed {
     pub counted_rows: BTreeMap<u64, f32>,
     /// Violated invariants.
     pub broken: Vec<String>,
+    /// The process that has replied for a slot in a generation.
+    holders: BTreeMap<(u64, u32), ProcessId>,
     /// Number of checked pull replies.
     pub pulls: u64,
     /// What the workers of an elastic job have done.
@@ -86,13 +88,18 @@ pub fn observer(
 ) -> Observer {
     let (job, etcd, world) = (job.clone(), etcd.clone(), world.clone());
     let keys = Keys::of_job(&job.spec.name);
-    Box::new(move |path, request, response| {
+    Box::new(move |process, path, request, response| {
         let mut observed = observed.lock().expect("one thread");
         // An error reply has no message.
         let is_error = response.iter().all(|frame| !frame.is_data());
         let target = if is_error { None } else { target(path, request) };
         if let Some(target) = target {
-            observed.broken.extend(is_not_its_own(&etcd, &keys, target));
+            match job.spec.mode {
+                Mode::Sync => observed.replied_for(&target, process),
+                Mode::Async => {
+                    observed.broken.extend(is_not_its_own(&etcd, &keys, target));
+                }
+            }
         }
         match TensorMethod::of_path(path) {
             Some(TensorMethod::Pull) => {
@@ -109,7 +116,13 @@ pub fn observer(
                 let messages: Vec<PullReply> = messages(response);
                 observed.read_range(&request, &messages);
             }
-            Some(TensorMethod::Push) | None => {}
+            Some(
+                TensorMethod::Push
+                | TensorMethod::FollowSlot
+                | TensorMethod::FollowStep
+                | TensorMethod::ReadHandover,
+            )
+            | None => {}
         }
         match path {
             "/steadfast.v1.Master/Advance" => {
@@ -141,7 +154,7 @@ pub fn elastic_observer(
     observed: Arc<Mutex<Observed>>,
 ) -> Observer {
     let (keys, etcd) = (keys.clone(), etcd.clone());
-    Box::new(move |path, request, response| {
+    Box::new(move |_, path, request, response| {
         let Some(server) = etcd.server() else { return };
         let stored = |key: String| server.get(key.as_bytes()).and_then(|entry| entry.value);
         let record = stored(keys.formed_round());
@@ -236,6 +249,11 @@ fn target(path: &str, request: &[Frame<Bytes>]) -> Option<Target> {
         Some(TensorMethod::Push) => {
             messages::<PushRequest>(request).first()?.header.as_ref()?.target
         }
+        // A follower has what the holder had last, however late that comes. What a pserver hands over is of the
+        // generation before.
+        Some(TensorMethod::FollowSlot | TensorMethod::FollowStep | TensorMethod::ReadHandover) => {
+            None
+        }
         None if path == "/steadfast.v1.Pserver/Snapshot" => {
             messages::<SnapshotRequest>(request).first()?.target
         }
@@ -243,7 +261,7 @@ fn target(path: &str, request: &[Frame<Bytes>]) -> Option<Target> {
     }
 }
 
-/// Returns an error if a pserver has replied for a slot that it no longer holds.
+/// Returns an error if a pserver of an asynchronous job has replied for a slot that it no longer holds.
 fn is_not_its_own(etcd: &EtcdServer, keys: &Keys, target: Target) -> Option<String> {
     let server = etcd.server()?;
     let slot = Slot(target.slot);
@@ -296,6 +314,18 @@ impl Observed {
                 .push(format!("I12: the job is {state:?} since {since:?} and names no reason"));
         }
         self.stands = Some((standing, since));
+    }
+
+    /// Checks I5 in a synchronous job, where pservers outlast their leases: in one generation, one process replies for a
+    /// slot.
+    fn replied_for(&mut self, target: &Target, process: ProcessId) {
+        let Target { generation, slot, .. } = *target;
+        let first = *self.holders.entry((generation, slot)).or_insert(process);
+        if first != process {
+            self.broken.push(format!(
+                "I5: {first:?} and {process:?} replied for slot {slot} in generation {generation}"
+            ));
+        }
     }
 
     /// Checks rows, which were requested by their ids.

@@ -101,6 +101,44 @@ pub fn small(mode: Mode) -> Plan {
     }
 }
 
+/// Returns a small job of `mode`, synchronous or asynchronous, in which spares follow both slots.
+pub fn followed(mode: Mode) -> Plan {
+    let mut plan = small(mode);
+    if let Workload::Training(job) = &mut plan.job {
+        job.spec.warm_spares = plan.shape.slots;
+    }
+    plan.shape.pservers = 2 * plan.shape.slots as u16;
+    plan
+}
+
+/// Returns a small job of `mode`, synchronous or asynchronous, whose number of slots changes from two to three and then
+/// to one, while it trains.
+pub fn moved(mode: Mode) -> Plan {
+    let mut plan = small(mode);
+    if let Workload::Training(job) = &mut plan.job {
+        // The smallest job would be over before.
+        job.spec.passes = job.spec.passes.map(|passes| 16 * passes);
+        job.spec.steps = job.spec.steps.map(|steps| 16 * steps);
+    }
+    let turns = run(&plan).turns;
+    let at =
+        |quarter, slots| Deviation::Strike(Moment::Turn(turns * quarter / 4), Fault::Slots(slots));
+    plan.with(&[at(1, 3), at(2, 1)])
+}
+
+/// Returns the deaths of each pserver before each turn: every `stride`-th one, from `first` on. What the pserver has sent
+/// arrives.
+pub fn deaths(plan: &Plan, first: usize, stride: usize) -> Vec<Vec<Deviation>> {
+    let pservers = members(plan).into_iter().filter(|it| it.role == Role::Pserver);
+    let pservers: Vec<Member> = pservers.collect();
+    let of = |turn| {
+        let kill = move |it: &Member| Deviation::Strike(Moment::Turn(turn), Fault::Kill(*it));
+        pservers.iter().map(kill)
+    };
+    let all = (0..run(plan).turns).flat_map(of);
+    all.skip(first).step_by(stride.max(1)).map(|it| vec![it]).collect()
+}
+
 /// Returns pairs of faults between the transactions of `plan`, at the same or at different revisions:
 /// every `stride`-th pair, from `first` on.
 pub fn pairs(plan: &Plan, first: usize, stride: usize) -> Vec<Vec<Deviation>> {

@@ -160,9 +160,11 @@ impl Job {
             4 => "tables = true\n",
             _ => "",
         };
+        // The same.
+        let spares = if number.is_multiple_of(2) { "warm_spares = 3\n" } else { "" };
         let (end, files) = match is_stream {
-            false => (format!("passes = {passes}\n[dataset]\n"), DATA),
-            true => ("[dataset]\nfollow = true\n".to_owned(), "data-*.csv"),
+            false => (format!("passes = {passes}\n{spares}[dataset]\n"), DATA),
+            true => (format!("{spares}[dataset]\nfollow = true\n"), "data-*.csv"),
         };
         let text = format!(
             "name = \"trial\"\nseed = {number}\nmode = \"{mode_name}\"\n{end}\

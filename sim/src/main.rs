@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Parser, ValueEnum};
 use steadfast_common::job::spec;
-use steadfast_sim::explore::{pairs, single_calls, singles, small};
+use steadfast_sim::explore::{deaths, followed, moved, pairs, single_calls, singles, small};
 use steadfast_sim::{
     Job, LARGE_STEPS, Mode, Outcome, Plan, closures, measure_masters, run, shrink,
 };
@@ -49,6 +49,13 @@ struct Args {
     /// With --explore: pairs of faults between transactions instead of single deviations.
     #[arg(long, requires = "explore", conflicts_with = "calls")]
     pairs: bool,
+    /// With --explore: the death of each pserver, and each deviation of a call, of a small job whose number of slots
+    /// changes.
+    #[arg(long, requires = "explore", conflicts_with_all = ["calls", "pairs", "deaths"])]
+    moves: bool,
+    /// With --explore: the death of each pserver of a small job whose slots are followed.
+    #[arg(long, requires = "explore", conflicts_with_all = ["calls", "pairs"])]
+    deaths: bool,
     #[arg(long, default_value_t = 2)]
     threads: usize,
     /// Instead of seeds, measure the master of jobs with so many trainers, and a tenth as many pservers.
@@ -203,13 +210,25 @@ fn measure(args: &Args) -> ExitCode {
 /// Runs every deviation, on all threads.
 fn explore(args: &Args, stride: usize) -> ExitCode {
     let mut failed = 0;
-    for mode in args.mode.all() {
-        let (started, plan) = (Instant::now(), small(*mode));
+    let has_slots = args.deaths || args.moves;
+    let modes = args.mode.all().iter().filter(|mode| !has_slots || **mode != Mode::Elastic);
+    for mode in modes {
+        let started = Instant::now();
+        let plan = match (args.deaths, args.moves) {
+            (true, _) => followed(*mode),
+            (_, true) => moved(*mode),
+            (false, false) => small(*mode),
+        };
         let first = args.seed as usize % stride.max(1);
-        let routes = match (args.calls, args.pairs) {
-            (true, _) => single_calls(&plan),
-            (_, true) => pairs(&plan, first, stride),
-            (false, false) => singles(&plan, first, stride),
+        let routes = match (args.calls, args.pairs, args.deaths, args.moves) {
+            (true, ..) => single_calls(&plan),
+            (_, true, ..) => pairs(&plan, first, stride),
+            (_, _, true, _) => deaths(&plan, first, stride),
+            (.., true) => {
+                let calls = single_calls(&plan).into_iter().skip(first).step_by(stride);
+                deaths(&plan, first, stride).into_iter().chain(calls).collect()
+            }
+            (false, false, false, false) => singles(&plan, first, stride),
         };
         let (next, broken) = (AtomicU64::new(0), AtomicU64::new(0));
         std::thread::scope(|scope| {

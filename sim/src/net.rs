@@ -40,8 +40,9 @@ const RESEND: Duration = Duration::from_millis(200);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Machine(pub u16);
 
-/// Called with path, request and response of every call whose response is complete at once.
-pub type Observer = Box<dyn FnMut(&str, &[Frame<Bytes>], &[Frame<Bytes>]) + Send>;
+/// Called with the process that has answered, path, request and response of every call whose response is complete at
+/// once.
+pub type Observer = Box<dyn FnMut(ProcessId, &str, &[Frame<Bytes>], &[Frame<Bytes>]) + Send>;
 
 /// The network. Cheap to clone.
 #[derive(Clone)]

@@ -179,7 +179,11 @@ fn shape(rng: &mut Rng, job: &Workload) -> Shape {
         drift: if rng.happens(0.5) { 0.02 } else { 0.0 },
     };
     match job {
-        Workload::Training(_) => shape,
+        // A job whose slots are to be followed has a spare at least.
+        Workload::Training(job) => {
+            let least = shape.slots as u16 + u16::from(0 < job.spec.warm_spares);
+            Shape { pservers: shape.pservers.max(least), ..shape }
+        }
         Workload::Elastic(ElasticJob { nodes, .. }) => {
             let (min, max) = (u64::from(nodes.min()), u64::from(nodes.max()));
             let agents = rng.between(min, max + 1) as u16;

@@ -88,6 +88,7 @@ pub async fn run(args: LocalArgs) -> Result<ExitCode, Failure> {
         programs,
         job: &spec.name,
         pservers,
+        warm_spares: spec.warm_spares,
         job_file,
         store: directory.store(),
         endpoints: cluster.endpoints.clone(),

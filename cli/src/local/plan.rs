@@ -150,8 +150,10 @@ pub struct Plan<'a> {
     pub args: &'a LocalArgs,
     pub programs: Programs,
     pub job: &'a str,
-    /// Number of pservers, one per slot.
+    /// Number of slots, each with a pserver.
     pub pservers: u32,
+    /// Number of pservers that follow a slot.
+    pub warm_spares: u32,
     pub job_file: PathBuf,
     pub store: PathBuf,
     pub endpoints: Vec<String>,
@@ -166,7 +168,7 @@ impl Plan<'_> {
         let trainers = self.args.trainers;
         let mut roles = vec![
             (Role::Master, self.args.masters, Program::Native(master)),
-            (Role::Pserver, self.pservers, Program::Native(pserver)),
+            (Role::Pserver, self.pservers + self.warm_spares, Program::Native(pserver)),
         ];
         match trainer {
             TrainerProgram::Native(program) => {
@@ -274,6 +276,7 @@ mod tests {
             },
             job: "digits",
             pservers: 1,
+            warm_spares: 0,
             job_file: "/jobs/digits.toml".into(),
             store: "/data/store".into(),
             endpoints: vec!["http://a:1".to_owned(), "http://b:1".to_owned()],

@@ -308,7 +308,11 @@ fn one_discarded(of: &DiscardedTask) -> String {
 /// Formats a range of records of one file, counted from 1.
 fn range(of: &RecordRange) -> String {
     let (first, last) = (of.first + 1, of.first + u64::from(of.records));
-    format!("{}, records {first} to {last}", local_path(&of.file))
+    let file = local_path(&of.file);
+    match first == last {
+        true => format!("{file}, record {first}"),
+        false => format!("{file}, records {first} to {last}"),
+    }
 }
 
 /// Returns the path of a `file` URL, and any other URL unchanged.

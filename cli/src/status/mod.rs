@@ -228,6 +228,7 @@ job digits: training (synchronous)
             waits_for: None,
             generation: None,
             ps_desired: Some(2),
+            warm_spares: 0,
             slots: sample::training().slots[..1].to_vec(),
             trainers: Vec::new(),
             checkpoint: None,

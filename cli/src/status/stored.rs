@@ -4,9 +4,10 @@ use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::Incarnation;
 use steadfast_common::records::code::CodeRecord;
 use steadfast_common::records::{
-    GenerationRecord, JobRecord, PserverRecord, TrainerRecord, WaitsRecord,
+    FollowerRecord, GenerationRecord, JobRecord, PserverRecord, TrainerRecord, WaitsRecord,
 };
 use steadfast_common::status::{SlotStatus, StoredStatus, StoredTrainer};
+use steadfast_coord::Entry;
 use steadfast_process::Failure;
 
 use crate::checkpoint::pointer;
@@ -20,11 +21,15 @@ pub async fn read(job: &Job, error: String) -> Result<StoredStatus, Failure> {
     let Job { etcd, keys, name, .. } = job;
     let record: Option<JobRecord> = etcd.get_json(&keys.job()).await?;
     let mut slots = Vec::new();
+    let followers = etcd.list(&keys.followers_prefix()).await?;
     for entry in etcd.list(&keys.ps_prefix()).await?.entries.values() {
         let Some(slot) = keys.slot_of(&entry.key) else { continue };
         let pserver: PserverRecord = entry.json()?;
         let incarnation = Some(Incarnation(entry.create_revision));
-        slots.push(SlotStatus { slot, address: Some(pserver.address), incarnation });
+        let follower = followers.entries.get(&keys.follower(slot));
+        let follower: Option<FollowerRecord> = follower.map(Entry::json).transpose()?;
+        let (address, follower) = (Some(pserver.address), follower.map(|it| it.address));
+        slots.push(SlotStatus { slot, address, incarnation, follower });
     }
     slots.sort_by_key(|slot| slot.slot);
     let mut trainers = Vec::new();
@@ -46,13 +51,14 @@ pub async fn read(job: &Job, error: String) -> Result<StoredStatus, Failure> {
     let generation: Option<GenerationRecord> = etcd.get_json(&keys.generation()).await?;
     Ok(StoredStatus {
         job: name.clone(),
-        mode: record.map(|record| record.spec.mode),
+        mode: record.as_ref().map(|record| record.spec.mode),
         master: None,
         error,
         waits_for: waits.map(|it| it.waits_for),
         generation: generation.map(|it| it.generation),
         ps_desired: etcd.get_json(&keys.ps_desired()).await?,
         slots,
+        warm_spares: record.map_or(0, |record| record.spec.warm_spares),
         trainers,
         checkpoint: etcd.get(&keys.checkpoint_latest()).await?.map(|it| pointer(&it.value)),
         evaluation: etcd.get_json(&keys.evaluation()).await?,

@@ -199,7 +199,7 @@ pub fn status_json() -> serde_json::Value {
         "queues": { "todo": 3, "pending": 1, "done": 6, "discarded": 0 },
         "examples": 900, "examples_total": 1000, "examples_per_second": 120.5, "loss": 0.5,
         "evaluation": null, "master": { "address": "127.0.0.1:1", "epoch": 3 }, "slots": [],
-        "ps_desired": 2, "trainers": [], "checkpoint": null,
+        "ps_desired": 2, "warm_spares": 0, "trainers": [], "checkpoint": null,
         "checkpoint_error": null, "checkpoint_failures": 0, "checkpoints_committed": 0,
         "recoveries": [], "recoveries_count": 0, "lead_max": 0, "lead_bound": null, "waits": [], "warnings": [],
         "saving": { "trainer": null, "failures": 0, "error": null },

@@ -23,7 +23,7 @@ pub struct Cluster {
 }
 
 /// The pservers of one generation: one for each slot, as the generation names them.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct PserverSet {
     pub record: GenerationRecord,
     /// The record of the pserver of each slot.
@@ -78,8 +78,7 @@ impl Cluster {
     /// initializer.
     pub fn is_initialized(&self, generation: Generation) -> bool {
         let init: Option<InitRecord> = read(&self.init.view());
-        let is_restored =
-            |it: GenerationRecord| it.generation == generation && it.checkpoint.is_some();
+        let is_restored = |it: GenerationRecord| it.generation == generation && it.has_values();
         self.generation().is_some_and(is_restored)
             || init.is_some_and(|init| init.generation == generation && init.done)
     }

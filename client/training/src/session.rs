@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Incarnation, TrainerId};
-use steadfast_common::job::spec::OptimizerSpec;
+use steadfast_common::job::spec::{Mode, OptimizerSpec};
 use steadfast_common::records::code::Modules;
 use steadfast_common::records::keys::Keys;
-use steadfast_common::records::{FixedRecord, JobRecord, TrainerRecord};
+use steadfast_common::records::{FixedRecord, JobRecord, PROTOCOL, TrainerRecord};
 use steadfast_common::tensor::layout::{Layout, ParamSpec, invalid_tables};
 use steadfast_coord::{self as coord, CoordError, Etcd, Op, Unchanged, wait_for_job};
 use steadfast_host::time::sleep;
@@ -146,12 +146,16 @@ impl Registration {
             return Err(RegisterError::OtherNumerics { own: numerics, job });
         }
         let layout = Arc::new(checked_layout(&job.spec.optimizer, params)?);
-        let record = TrainerRecord { admin: identity.admin, numerics };
+        let record = TrainerRecord { admin: identity.admin, numerics, protocol: PROTOCOL };
         let key = keys.trainer(identity.trainer);
         let created = etcd.create(&key, &json(&record), lease.lease()).await?;
         let incarnation = Incarnation(created.map_err(|_| RegisterError::IdTaken)?);
         let cluster = Arc::new(Cluster::join(&etcd, keys.clone(), identity.tls).await?);
         let master = Master::new(cluster.clone(), identity.trainer);
+        // A contribution is a function of its name: one that another trainer computes as well changes nothing.
+        if job.spec.mode == Mode::Sync {
+            lease.outlast_etcd();
+        }
         Ok(Session { etcd, keys, lease, incarnation, job, layout, cluster, master })
     }
 }

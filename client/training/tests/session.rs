@@ -13,7 +13,7 @@ use steadfast_common::records::applied_records::RecordRange;
 use steadfast_common::records::code::CodeRecord;
 use steadfast_common::records::keys::Keys;
 use steadfast_common::records::{
-    GenerationRecord, InitRecord, JobRecord, PserverRecord, TrainerRecord,
+    GenerationRecord, InitRecord, JobRecord, PROTOCOL, PserverRecord, TrainerRecord,
 };
 use steadfast_common::tensor::layout::ParamSpec;
 use steadfast_coord::{Etcd, EtcdOptions};
@@ -66,6 +66,8 @@ impl Job {
             unix: None,
             admin: String::new(),
             memory_of: None,
+            followed: None,
+            protocol: PROTOCOL,
         };
         self.put(&slot, &pserver).await;
         let created = self.etcd.get(&slot).await.unwrap().unwrap().create_revision;
@@ -106,7 +108,8 @@ async fn a_session_on_one_thread_follows_generations() {
     let session = job.register(1, "a").await.unwrap();
     let key = job.keys.trainer(TrainerId(Uuid::from_u128(1)));
     let record: Option<TrainerRecord> = job.etcd.get_json(&key).await.unwrap();
-    assert_eq!(record, Some(TrainerRecord { admin: String::new(), numerics: "a".to_owned() }));
+    let (admin, numerics) = (String::new(), "a".to_owned());
+    assert_eq!(record, Some(TrainerRecord { admin, numerics, protocol: PROTOCOL }));
 
     assert!(timeout(SOON, session.join_generation()).await.is_err(), "there is no generation yet");
     job.begin_generation(1).await;

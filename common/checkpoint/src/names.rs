@@ -11,6 +11,9 @@ use std::sync::Arc;
 use steadfast_common::tensor::layout::{Block, Layout};
 use steadfast_common::tensor::table::RANGES;
 
+use crate::row_file::range_numbers;
+use crate::shard_file::ShardMeta;
+
 /// Returns the name of the tensor with a block's values.
 pub fn tensor_name(layout: &Layout, block: &Block) -> String {
     let param = block.param as usize;
@@ -99,6 +102,23 @@ impl BlockNames {
     pub fn block(&self, number: u32) -> (Block, String) {
         let block = self.layout.blocks()[number as usize];
         (block, tensor_name(&self.layout, &block))
+    }
+
+    /// Returns the numbers of the ranges of a shard with `meta`, ascending.
+    ///
+    /// # Errors
+    /// If there are no such ranges.
+    pub fn ranges(&self, meta: &ShardMeta) -> Result<Vec<u32>, String> {
+        let Some(rows) = &meta.rows else { return Ok(Vec::new()) };
+        let [first, end] = rows.ranges;
+        if RANGES < end {
+            return Err(format!("it claims the ranges {first} to {end} of {RANGES}"));
+        }
+        let numbers: Vec<u32> = range_numbers(&self.layout, first..end).collect();
+        match numbers.iter().find(|number| meta.counted(**number).is_none()) {
+            Some(number) => Err(format!("`{}` has no applied records", self.name(*number))),
+            None => Ok(numbers),
+        }
     }
 
     /// Returns the name of the block or range `number`.

@@ -9,7 +9,6 @@ use steadfast_common::job::dataset::{Manifest, hex};
 use steadfast_common::records::{CheckpointRecord, JobRecord, ShardRecord};
 use steadfast_common::tensor::layout::Layout;
 use steadfast_common::tensor::placement::Placement;
-use steadfast_common::tensor::table::RANGES;
 use steadfast_host::task::in_place;
 use steadfast_store::{Location, StoreError};
 
@@ -17,7 +16,7 @@ use crate::decode::Decoder;
 use crate::encode::WORD;
 use crate::error::CheckpointError;
 use crate::names::BlockNames;
-use crate::row_file::{RowFile, RowFileRecord, range_numbers};
+use crate::row_file::{RowFile, RowFileRecord};
 use crate::shard_file::{FileMeta, ShardFile, ShardMeta, TensorFile};
 
 /// The longest header that is parsed before the file's hash is verified; enough for some gigabytes of
@@ -127,20 +126,7 @@ impl<'a> Checkpoint<'a> {
         shard: &ShardRecord,
         meta: &ShardMeta,
     ) -> Result<Vec<u32>, CheckpointError> {
-        let Some(rows) = &meta.rows else { return Ok(Vec::new()) };
-        let [first, end] = rows.ranges;
-        if RANGES < end {
-            let reason = format!("it claims the ranges {first} to {end} of {RANGES}");
-            return Err(Described::of(shard).damaged(reason));
-        }
-        let numbers: Vec<u32> = range_numbers(self.layout(), first..end).collect();
-        match numbers.iter().find(|number| meta.counted(**number).is_none()) {
-            Some(number) => {
-                let reason = format!("`{}` has no applied records", self.names.name(*number));
-                Err(Described::of(shard).damaged(reason))
-            }
-            None => Ok(numbers),
-        }
+        self.names.ranges(meta).map_err(|reason| Described::of(shard).damaged(reason))
     }
 
     /// Reads one shard and keeps the values of the `wanted` blocks. Beside them, only a few segments of

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -124,7 +125,7 @@ impl RangeTensors {
         add(format!("{IDS}/{name}"), Dtype::U64, &[rows], encode_ids(&self.ids).into());
         add(format!("{COUNTS}/{name}"), Dtype::U32, &[rows, 2], pairs(self.counts));
         for (state, values) in self.states {
-            let values = shared_bytes(values.into());
+            let values = shared_bytes(Arc::new(values));
             add(state_name(&state, &name), Dtype::F32, &[rows, table.width], values);
         }
         if 0 < candidates {
@@ -133,7 +134,7 @@ impl RangeTensors {
             let counts = pairs(self.candidate_counts);
             add(format!("{COUNTS}/{name}{CANDIDATES}"), Dtype::U32, &[candidates, 2], counts);
         }
-        let values = shared_bytes(self.values.into());
+        let values = shared_bytes(Arc::new(self.values));
         add(name, Dtype::F32, &[rows, table.width], values);
     }
 }

@@ -56,6 +56,9 @@ pub struct JobSpec {
     pub evaluation: EvaluationSpec,
     #[serde(default)]
     pub checkpoint: CheckpointSpec,
+    /// Number of pservers beyond one for each slot that follow a slot, so that it loses nothing with its pserver.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub warm_spares: u32,
 }
 
 impl JobSpec {
@@ -590,7 +593,8 @@ pub enum LostPserver {
 /// Limits on tasks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskSpec {
-    /// Maximum time for which a trainer may hold a task.
+    /// Limits how long a trainer may hold a task of an asynchronous job, and how long a model may compute a gradient: a
+    /// trainer whose model takes longer ends.
     #[serde(default = "default_deadline", with = "durations")]
     pub deadline: Duration,
     /// Failures and timeouts of a task that are tolerated; one more discards it for the rest of the pass.

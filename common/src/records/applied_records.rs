@@ -9,16 +9,17 @@
 //! records. A range is applied once, no matter which trainer computes it and how often.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{Pass, TaskId};
 
 /// Returns the checksum of records of a task, given by their positions in the task's order of that pass.
-pub fn checksum(pass: Pass, task: TaskId, positions: Range<u32>) -> u64 {
+pub fn checksum(pass: Pass, task: TaskId, positions: impl IntoIterator<Item = u32>) -> u64 {
     let name = mix(u64::from(pass.0) << 32 | u64::from(task.0));
-    positions.fold(0, |sum: u64, position| sum.wrapping_add(mix(name ^ u64::from(position))))
+    positions
+        .into_iter()
+        .fold(0, |sum: u64, position| sum.wrapping_add(mix(name ^ u64::from(position))))
 }
 
 /// Applies the finalizer of SplitMix64 (Steele, Lea and Flood 2014): every output bit depends on every input bit.
@@ -163,8 +164,8 @@ impl AppliedRecords {
     }
 
     /// Adds a range that [`Self::classify`] returned as fresh.
-    pub fn apply_range(&mut self, range: &RecordRange, checksum: u64) {
-        self.count(range.pass, u64::from(range.to.saturating_sub(range.from)), checksum);
+    pub fn apply_range(&mut self, range: &RecordRange, records: u64, checksum: u64) {
+        self.count(range.pass, records, checksum);
         if range.last {
             self.open.remove(&range.task);
             self.done.insert(range.task);
@@ -272,7 +273,7 @@ mod tests {
         let status = applied.classify(&range);
         if status == RangeStatus::Fresh {
             let sum = checksum(range.pass, range.task, range.from..range.to);
-            applied.apply_range(&range, sum);
+            applied.apply_range(&range, (range.to - range.from).into(), sum);
         }
         status
     }

@@ -95,6 +95,21 @@ impl Keys {
         key.strip_prefix(&self.ps_prefix())?.parse().ok().map(Slot)
     }
 
+    /// Returns the prefix of the followers of all slots.
+    pub fn followers_prefix(&self) -> String {
+        format!("{}/followers/", self.root)
+    }
+
+    /// Returns the key of the spare that follows one slot.
+    pub fn follower(&self, slot: Slot) -> String {
+        format!("{}/followers/{slot}", self.root)
+    }
+
+    /// Returns the slot that a key below [`Keys::followers_prefix`] names; `None` if it is not such a key.
+    pub fn followed_slot_of(&self, key: &str) -> Option<Slot> {
+        key.strip_prefix(&self.followers_prefix())?.parse().ok().map(Slot)
+    }
+
     /// Returns the prefix of all trainer keys.
     pub fn trainers_prefix(&self) -> String {
         format!("{}/trainers/", self.root)

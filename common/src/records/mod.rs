@@ -161,6 +161,10 @@ pub(crate) fn check_format(record: &serde_json::Value) -> Result<(), String> {
     }
 }
 
+/// Tells how programs of a job work together: messages, records and rules. Members with another number are left out of a
+/// job by its acting master. Raise it with each change that a program of before would misunderstand.
+pub const PROTOCOL: u32 = 1;
+
 /// `master/lock`: the acting master.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LockRecord {
@@ -195,6 +199,13 @@ pub struct PserverRecord {
     /// was first in this slot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_of: Option<Incarnation>,
+    /// Set when the holder had followed the slot before it acquired it: the incarnation of the shard that it has a copy
+    /// of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub followed: Option<Incarnation>,
+    /// The [`PROTOCOL`] of the program; 0 for those from before it was written.
+    #[serde(default)]
+    pub protocol: u32,
 }
 
 impl PserverRecord {
@@ -204,17 +215,44 @@ impl PserverRecord {
     }
 }
 
+/// `followers/<index>`: the spare that has a copy of a slot's shard. The holder of the slot writes it, with the lease of
+/// the spare, and shows no change of the shard that the spare lacks as long as the key exists.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FollowerRecord {
+    pub id: Uuid,
+    pub address: String,
+    pub admin: String,
+    /// The incarnation of the shard.
+    pub of: Incarnation,
+    /// The generation of the shard.
+    pub generation: Generation,
+}
+
+impl FollowerRecord {
+    /// Returns whether the copy is what `slot` has in the generation `present`: in the one that the record names, or in
+    /// the next one if that keeps the slot's memory.
+    pub fn is_current(&self, slot: Slot, present: &GenerationRecord) -> bool {
+        let is_same = self.generation == present.generation;
+        let is_next = self.generation.0 + 1 == present.generation.0;
+        let is_kept = is_same || is_next && present.kept.contains(&slot);
+        is_kept && present.slots.get(slot.0 as usize) == Some(&self.of)
+    }
+}
+
 /// `trainers/<uuid>`: a live trainer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TrainerRecord {
     pub admin: String,
     /// Hash of a fixed small computation; equal on machines that compute the same bits.
     pub numerics: String,
+    /// The [`PROTOCOL`] of the program; 0 for those from before it was written.
+    #[serde(default)]
+    pub protocol: u32,
 }
 
 /// `generation`, and `generations/<number>` as history: the pserver set that holds the parameters, and the
 /// checkpoint that they were loaded from.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GenerationRecord {
     pub generation: Generation,
     /// The incarnation of each slot's holder, by slot.
@@ -224,8 +262,8 @@ pub struct GenerationRecord {
     /// The checkpoint to load; if absent, the parameters are initialized.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<String>,
-    /// Slots that keep their shard instead of loading the checkpoint (asynchronous mode with
-    /// `lost_pserver = "continue"`).
+    /// Slots that keep their shard instead of loading the checkpoint: all of them if each lost one had a follower,
+    /// otherwise some in asynchronous mode with `lost_pserver = "continue"`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kept: Vec<Slot>,
     /// Why the previous generation ended.
@@ -234,6 +272,22 @@ pub struct GenerationRecord {
     /// Number of changes of the job's settings that it takes into account.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub changes: u32,
+    /// Names what the slots load in place of the checkpoint: the shards of the generation before, at one version, which
+    /// its pservers have in memory. Their objects have no names.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub handover: Option<Box<CheckpointRecord>>,
+}
+
+impl GenerationRecord {
+    /// Returns whether every slot keeps its shard.
+    pub fn keeps_all(&self) -> bool {
+        !self.slots.is_empty() && self.kept.len() == self.slots.len()
+    }
+
+    /// Returns whether the parameters have values when the generation begins, so that no trainer initializes them.
+    pub fn has_values(&self) -> bool {
+        self.checkpoint.is_some() || self.handover.is_some() || self.keeps_all()
+    }
 }
 
 /// `init`: the trainer that initializes the parameters of a generation.
@@ -571,6 +625,12 @@ pub struct ShardRecord {
 }
 
 impl ShardRecord {
+    /// Returns the record of a shard that its pserver has in memory, at a version.
+    pub fn in_memory(slot: Slot, incarnation: Incarnation, version: Version) -> Self {
+        let (object, sha256) = (String::new(), String::new());
+        Self { slot, incarnation, object, sha256, size_bytes: 0, version, rows: Vec::new() }
+    }
+
     /// Returns the total size of all objects of the shard, in bytes.
     pub fn all_bytes(&self) -> u64 {
         self.rows.iter().map(|it| it.size_bytes).fold(self.size_bytes, u64::saturating_add)

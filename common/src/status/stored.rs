@@ -24,6 +24,8 @@ pub struct StoredStatus {
     pub ps_desired: Option<u32>,
     /// The slots that have a pserver.
     pub slots: Vec<SlotStatus>,
+    /// Number of spares that are to follow a slot.
+    pub warm_spares: u32,
     pub trainers: Vec<StoredTrainer>,
     pub checkpoint: Option<String>,
     pub evaluation: Option<EvaluationRecord>,
@@ -73,7 +75,7 @@ impl StoredStatus {
                 rows.push(checkpoint);
                 rows.extend(self.evaluation.iter().flat_map(training::evaluation_rows));
                 rows.extend(warnings);
-                sections.push(training::slots(&self.slots, self.ps_desired));
+                sections.push(training::slots(&self.slots, self.ps_desired, self.warm_spares));
                 sections.push(self.trainers());
             }
         }

@@ -53,8 +53,11 @@ pub struct JobStatus {
     pub evaluation: Option<EvaluationRecord>,
     pub master: MasterStatus,
     pub slots: Vec<SlotStatus>,
-    /// Number of slots. The master does not see spare pservers.
+    /// Number of slots. The master sees only the spare pservers that follow a slot.
     pub ps_desired: u32,
+    /// Number of spares that are to follow a slot.
+    #[serde(default)]
+    pub warm_spares: u32,
     pub trainers: Vec<TrainerStatus>,
     pub checkpoint: Option<String>,
     /// The error of the last checkpoint attempt; absent if it succeeded.
@@ -315,6 +318,9 @@ pub struct SlotStatus {
     /// Absent while no pserver holds the slot.
     pub address: Option<String>,
     pub incarnation: Option<Incarnation>,
+    /// The spare that has a copy of its shard.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub follower: Option<String>,
 }
 
 /// One live trainer.
@@ -376,7 +382,7 @@ impl JobStatus {
         let rows = Body::Rows(self.rows());
         let mut sections = vec![Section { id: "job", title: "Job", body: rows }];
         sections.extend(curves(&self.points, &self.events));
-        sections.push(slots(&self.slots, Some(self.ps_desired)));
+        sections.push(slots(&self.slots, Some(self.ps_desired), self.warm_spares));
         sections.extend(tables(&self.tables));
         sections.push(self.trainers());
         sections.extend(discarded(&self.discarded));
@@ -685,8 +691,9 @@ fn stream_rows(stream: &StreamStatus) -> Vec<Row> {
     rows
 }
 
-/// The slots and their holders; `desired` is the number of slots, if it is known.
-pub(super) fn slots(slots: &[SlotStatus], desired: Option<u32>) -> Section {
+/// The slots and their holders; `desired` is the number of slots, if it is known. Their followers are shown if there are to
+/// be any.
+pub(super) fn slots(slots: &[SlotStatus], desired: Option<u32>, warm_spares: u32) -> Section {
     let held = slots.iter().filter(|slot| slot.address.is_some()).count();
     let text = match desired {
         Some(desired) => format!("{held} of {}", plural(desired as usize, "slot")),
@@ -698,15 +705,28 @@ pub(super) fn slots(slots: &[SlotStatus], desired: Option<u32>) -> Section {
             None => Cell::bad(Value::Text("free".to_owned())),
         };
         let incarnation = Value::maybe_count(it.incarnation.map(|it| it.0 as u64));
-        vec![Value::Count(it.slot.0.into()).into(), holder, incarnation.into()]
+        let mut row = vec![Value::Count(it.slot.0.into()).into(), holder, incarnation.into()];
+        if 0 < warm_spares {
+            let follower = it.follower.as_deref().unwrap_or("none");
+            row.push(Value::Text(follower.to_owned()).into());
+        }
+        row
     };
+    let mut columns = vec!["slot", "pserver", "incarnation"];
+    let followed = slots.iter().filter(|slot| slot.follower.is_some()).count();
+    let to_follow = desired.unwrap_or(0).min(warm_spares);
     let metrics = vec![
         Metric::gauge("steadfast_slots_held", "Pserver slots with a holder", held),
         Metric::gauge("steadfast_slots", "Pserver slots", desired.unwrap_or(0)),
+        Metric::gauge("steadfast_slots_followed", "Pserver slots with a follower", followed),
+        Metric::gauge("steadfast_slots_to_follow", "Pserver slots that are to have one", to_follow),
     ];
+    if 0 < warm_spares {
+        columns.push("follower");
+    }
     let table = Table {
         summary: Summary { metrics, ..summary("pservers", text) },
-        columns: vec!["slot", "pserver", "incarnation"],
+        columns,
         rows: slots.iter().map(row).collect(),
         processes: slots.iter().map(|it| format!("slot {}", it.slot)).collect(),
         count: slots.len(),

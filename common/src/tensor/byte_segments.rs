@@ -10,16 +10,16 @@ compile_error!("values are sent from memory as little-endian f32");
 /// Bytes of one value.
 const VALUE: usize = size_of::<f32>();
 
-struct Shared(Arc<Vec<f32>>);
+struct Shared<T>(Arc<T>);
 
-impl AsRef<[u8]> for Shared {
+impl<T: AsRef<[f32]>> AsRef<[u8]> for Shared<T> {
     fn as_ref(&self) -> &[u8] {
-        bytemuck::cast_slice(&self.0)
+        bytemuck::cast_slice(T::as_ref(&self.0))
     }
 }
 
 /// Returns the bytes of `values` without a copy; the result keeps them alive.
-pub fn shared_bytes(values: Arc<Vec<f32>>) -> Bytes {
+pub fn shared_bytes<T: AsRef<[f32]> + Send + Sync + 'static>(values: Arc<T>) -> Bytes {
     Bytes::from_owner(Shared(values))
 }
 

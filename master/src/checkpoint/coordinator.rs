@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::checkpoint::garbage_collection;
-use crate::checkpoint::snapshot::{self, VersionWait};
+use crate::checkpoint::snapshot::{self, Keeper, VersionWait};
 use crate::event_loop::handle::{ControlError, Event, EventLoopHandle};
 
 /// Number of growing pauses after which their length reaches its maximum, one second.
@@ -59,11 +59,13 @@ pub enum CheckpointError {
     Aborted(String),
     #[error("cannot parse a snapshot reply: {0}")]
     BadReply(#[from] serde_json::Error),
+    #[error("the model has too many parameters to describe them in a generation: {bytes} bytes")]
+    TooManyParameters { bytes: usize },
 }
 
 impl CheckpointError {
     /// Returns what the schedule needs to know of the error.
-    fn outcome(&self) -> Outcome {
+    pub(crate) fn outcome(&self) -> Outcome {
         match self {
             Self::Past { present, .. } => Outcome::Past { present: *present },
             Self::NotReached { .. } => Outcome::NotReached,
@@ -76,7 +78,9 @@ impl CheckpointError {
                 Outcome::Failed
             }
             Self::Diverged { .. } | Self::SlotsDisagree { .. } => Outcome::Failed,
-            Self::Aborted(_) | Self::BadReply(_) => Outcome::Failed,
+            Self::Aborted(_) | Self::BadReply(_) | Self::TooManyParameters { .. } => {
+                Outcome::Failed
+            }
         }
     }
 }
@@ -348,7 +352,8 @@ impl CheckpointCoordinator {
         };
         let wait = VersionWait { max: Duration::from_millis(attempt.reach_max_ms), stop };
         let snapshot = &self.handle.snapshot;
-        let saved = snapshot::shards(&self.store, slots, &newest, version, wait, snapshot).await;
+        let keeper = Keeper::Store { store: &self.store, newest: &newest };
+        let saved = snapshot::shards(keeper, slots, version, wait, snapshot).await;
         if let Err(error @ CheckpointError::Diverged { .. }) = &saved {
             let (generation, reason) = (generation.generation, error.to_string());
             self.handle.ask(|reply| Event::Diverged { generation, reason, reply }).await?;
@@ -424,7 +429,7 @@ impl CheckpointCoordinator {
 }
 
 /// Returns the generation and its version from the latest status snapshot; both may lag.
-fn progress(handle: &EventLoopHandle) -> Progress {
+pub(crate) fn progress(handle: &EventLoopHandle) -> Progress {
     let snapshot = handle.snapshot.borrow();
     Progress { generation: snapshot.status.generation, version: snapshot.status.version }
 }

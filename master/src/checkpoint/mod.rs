@@ -2,4 +2,5 @@
 
 pub(crate) mod coordinator;
 pub(crate) mod garbage_collection;
+pub(crate) mod handover;
 mod snapshot;

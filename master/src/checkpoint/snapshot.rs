@@ -50,6 +50,15 @@ pub(crate) struct VersionWait {
     pub stop: CancellationToken,
 }
 
+/// Who keeps the snapshots.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Keeper<'a> {
+    /// The store, in which the `newest` checkpoint has objects that stay.
+    Store { store: &'a Location, newest: &'a CheckpointRecord },
+    /// The slots themselves, in memory.
+    Slots,
+}
+
 /// A slot whose shard is requested.
 pub(crate) struct SlotHolder {
     slot: Slot,
@@ -90,13 +99,12 @@ pub(crate) async fn slots(
     Ok(slots)
 }
 
-/// Requests the shards of all slots. If one slot fails, the objects of the others are deleted, but for those of the
-/// `newest` checkpoint. `wait` bounds the time to reach the version; the upload that follows is bounded by the store's
-/// limit for its size. A pserver that dies during the upload loses its slot, which ends the generation and the request.
+/// Requests the shards of all slots. If one slot fails, the objects of the others are deleted. `wait` bounds the time to
+/// reach the version; the upload that follows is bounded by the store's limit for its size. A pserver that dies during
+/// the upload loses its slot, which ends the generation and the request.
 pub(crate) async fn shards(
-    store: &Location,
+    keeper: Keeper<'_>,
     slots: Vec<SlotHolder>,
-    newest: &CheckpointRecord,
     version: Option<Version>,
     wait: VersionWait,
     status: &watch::Receiver<Arc<StatusSnapshot>>,
@@ -104,11 +112,12 @@ pub(crate) async fn shards(
     let mut requests = TaskSet::default();
     for slot in slots {
         let (wait, status) = (wait.clone(), status.clone());
+        let hand_over = matches!(keeper, Keeper::Slots);
         requests.spawn(async move {
             let generation = Generation(slot.target.generation);
             let answer = tokio::select! {
                 biased;
-                answer = snapshot(slot, version, &wait) => answer,
+                answer = snapshot(slot, version, hand_over, &wait) => answer,
                 over = generation_over(generation, status) => Err(over.into()),
             };
             if answer.is_err() {
@@ -137,6 +146,7 @@ pub(crate) async fn shards(
         }
     }
     let Some(error) = failure else { return Ok(saved) };
+    let Keeper::Store { store, newest } = keeper else { return Err(error) };
     for reply in saved {
         if let Err(error) = delete(store, &reply, newest).await {
             warn!(%error, "a shard of a failed checkpoint is not deleted yet");
@@ -178,6 +188,7 @@ fn upload_after(slot: Slot) -> Duration {
 async fn snapshot(
     holder: SlotHolder,
     version: Option<Version>,
+    hand_over: bool,
     wait: &VersionWait,
 ) -> Result<SnapshotReply, CheckpointError> {
     let slot = holder.slot;
@@ -192,6 +203,7 @@ async fn snapshot(
             wait_ms: WAIT_MS.min(left.as_millis() as u64),
             upload_after_ms: upload_after(slot).as_millis() as u64,
             newest: holder.newest.clone(),
+            hand_over,
         };
         let reply = client.snapshot(request).await;
         let reply = reply.map_err(|status| match kind(&status) {

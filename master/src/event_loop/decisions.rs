@@ -5,7 +5,8 @@ use steadfast_common::job::spec::Mode;
 use steadfast_common::machine::Moment;
 use steadfast_common::records::given_up::{Discarded, DiscardedTask, GivenUpRecord, LISTED_MAX};
 use steadfast_common::records::{
-    Best, CheckpointRecord, Course, DispatchRecord, EvaluationRecord, JobOutcome, ResultRecord,
+    Best, CheckpointRecord, Course, DispatchRecord, EvaluationRecord, GenerationRecord, JobOutcome,
+    ResultRecord,
 };
 use steadfast_common::status::TimeBreakdown;
 use steadfast_master_core::election::{self, InitReply};
@@ -16,6 +17,7 @@ use tracing::{error, info, warn};
 
 use crate::event_loop::effects::{Answer, Effect};
 use crate::event_loop::handle::{ControlError, Event, GivenUp, Rollback, TaskDone};
+use crate::event_loop::live_state::HandoverAnswer;
 use crate::event_loop::machine::TrainingJob;
 
 type Decision = steadfast_common::machine::Decision<TrainingJob>;
@@ -77,6 +79,14 @@ impl TrainingJob {
                     Mode::Async => Some(self.state.ledger.snapshot()),
                 };
                 Answer::Queues(reply, queues)
+            }
+            Event::HandedOver { generation, state, reply } => {
+                if let Some(handover) = &mut self.live.handover
+                    && handover.of == generation
+                {
+                    handover.answer = state.map_or(HandoverAnswer::No, HandoverAnswer::State);
+                }
+                Answer::Done(reply, Ok(()))
             }
             Event::CommitCheckpoint { id, record, reply } => {
                 Answer::Done(reply, self.commit_checkpoint(id, record, decision))
@@ -156,6 +166,10 @@ impl TrainingJob {
         reason: String,
     ) -> Result<(), ControlError> {
         self.check_generation(generation)?;
+        // What slots hand over has no name.
+        if checkpoint.is_empty() {
+            return self.note_inconsistency(generation, reason);
+        }
         let record = self.state.generation.as_ref();
         let is_present = record.and_then(|it| it.checkpoint.as_ref()) == Some(&checkpoint);
         if is_present && self.live.rollback.is_none() {
@@ -386,9 +400,7 @@ impl TrainingJob {
         decision: &mut Decision,
     ) -> Result<InitReply, ControlError> {
         self.check_caller(generation, trainer)?;
-        let from_checkpoint =
-            self.state.generation.as_ref().is_some_and(|record| record.checkpoint.is_some());
-        if from_checkpoint {
+        if self.state.generation.as_ref().is_some_and(GenerationRecord::has_values) {
             return Ok(InitReply::Done);
         }
         let stored = self.state.init.as_ref();

@@ -26,6 +26,8 @@ pub(crate) enum Effect {
     Assign(Arc<Assignments>),
     /// The job takes checkpoints by other rules.
     Checkpoints(Box<CheckpointSpec>),
+    /// The slots of a generation are to hand their states over.
+    HandOver(Generation),
     /// Publishes a status snapshot.
     Show,
     /// Reads the manifests, and the tasks of a round that an earlier master may have left.

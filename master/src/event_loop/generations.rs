@@ -35,6 +35,8 @@ type Decision = steadfast_common::machine::Decision<TrainingJob>;
 pub(crate) enum Start<'a> {
     /// From the latest checkpoint; a surviving slot may keep its memory.
     Latest,
+    /// From what the slots of the present generation hand over, because their number changes.
+    HandedOver(&'a CheckpointRecord),
     /// From the latest checkpoint, after the checkpoint of the present generation could not be loaded.
     AfterDamage,
     /// From the checkpoint that a user chose; in the same transaction, manifests change.
@@ -109,6 +111,7 @@ impl TrainingJob {
             error!(checkpoint = id, reason, "checkpoint skipped");
         }
         let before = self.state.generation.as_ref().map_or(0, |record| record.generation.0);
+        let handover = if let Start::HandedOver(state) = from { Some(state) } else { None };
         let record = GenerationRecord {
             generation: Generation(before + 1),
             slots: pserver_set.to_vec(),
@@ -120,8 +123,11 @@ impl TrainingJob {
             kept,
             reason,
             changes: self.job.record.changes.len() as u32,
+            handover: handover.cloned().map(Box::new),
         };
-        let start = point.checkpoint.as_ref().map(|(_, manifest)| manifest.first_pass());
+        let manifest = point.checkpoint.as_ref().map(|(_, manifest)| manifest);
+        let begins_with = handover.or(manifest);
+        let start = begins_with.map(CheckpointRecord::first_pass);
         let first = self.state.stream.record.first;
         if record.kept.is_empty() && start.unwrap_or_default() < first {
             let reason = format!(
@@ -137,7 +143,6 @@ impl TrainingJob {
             reason = record.reason,
             "generation begins"
         );
-        let manifest = point.checkpoint.as_ref().map(|(_, manifest)| manifest);
         if let Start::Chosen { manifests, .. } = from {
             manifests.iter().for_each(|fact| self.add(fact.clone(), decision));
         }
@@ -147,7 +152,7 @@ impl TrainingJob {
         }
         self.point_at(&point, &stored, decision);
         if record.kept.is_empty() {
-            let start = manifest.map(|it| it.position).unwrap_or_default();
+            let start = begins_with.map(|it| it.position).unwrap_or_default();
             let evaluated = self.state.evaluation.as_ref();
             // Decisions about the course stay, since training comes to the same parameters again, unless a user
             // abandons them.
@@ -170,7 +175,7 @@ impl TrainingJob {
     /// Selects the manifest to begin from.
     fn restore_point(&self, stored: &Stored, start: Start<'_>) -> RestorePoint {
         let (from, chosen) = match start {
-            Start::Latest | Start::AfterDamage | Start::Amended => {
+            Start::Latest | Start::HandedOver(_) | Start::AfterDamage | Start::Amended => {
                 (self.state.checkpoint.as_deref(), None)
             }
             Start::Chosen { id, .. } => (Some(id), Some(id)),
@@ -182,7 +187,8 @@ impl TrainingJob {
         choose(from, candidates, CheckpointRecord::invalid_reason)
     }
 
-    /// Returns the slots that keep their memory although another slot lost its own.
+    /// Returns the slots that keep their memory: all, if each pserver that was lost had a follower; otherwise, those that
+    /// continue although another slot has lost its memory.
     fn kept(
         &self,
         pserver_set: &[Incarnation],
@@ -191,20 +197,32 @@ impl TrainingJob {
     ) -> Vec<Slot> {
         let spec = &self.job.record.spec;
         let Some(record) = &self.state.generation else { return Vec::new() };
-        let keeps_memory = spec.mode == Mode::Async
+        let keeps_memory = record.slots.len() == pserver_set.len()
+            && record.changes == self.job.record.changes.len() as u32;
+        if !keeps_memory {
+            return Vec::new();
+        }
+        let all = || (0..pserver_set.len() as u32).map(Slot);
+        let named = |slot: &Slot| &record.slots[slot.0 as usize];
+        let is_same = |slot: &Slot| pserver_set[slot.0 as usize] == *named(slot);
+        let is_copied = |slot: &Slot| self.members.followed.get(slot) == Some(named(slot));
+        let is_moved = !all().all(|slot| is_same(&slot));
+        if matches!(start, Start::Latest)
+            && is_moved
+            && all().all(|slot| is_same(&slot) || is_copied(&slot))
+        {
+            return all().collect();
+        }
+        let goes_on = spec.mode == Mode::Async
             && spec.asynchronous.lost_pserver == LostPserver::Continue
-            && record.slots.len() == pserver_set.len()
-            && record.changes == self.job.record.changes.len() as u32
             && point.checkpoint.is_some();
-        let same = pserver_set.iter().zip(&record.slots).enumerate();
-        let same = same.filter(|(_, (holder, named))| keeps_memory && holder == named);
-        let slots = same.map(|(slot, _)| Slot(slot as u32));
+        let slots = all().filter(|slot| goes_on && is_same(slot));
         match start {
             Start::Latest => slots.collect(),
             // A slot that began from the damaged checkpoint is rolled back with the others, even if its own
             // shard was intact.
             Start::AfterDamage => slots.filter(|slot| record.kept.contains(slot)).collect(),
-            Start::Chosen { .. } | Start::Amended => Vec::new(),
+            Start::HandedOver(_) | Start::Chosen { .. } | Start::Amended => Vec::new(),
         }
     }
 

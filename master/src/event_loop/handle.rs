@@ -86,6 +86,12 @@ pub enum Event {
     Queues {
         reply: Reply<Option<QueueSnapshot>>,
     },
+    /// The slots of a generation keep their states in memory, at one version; `None` if they cannot.
+    HandedOver {
+        generation: Generation,
+        state: Option<Box<CheckpointRecord>>,
+        reply: Reply<()>,
+    },
     /// Commits a checkpoint whose shards are all saved.
     CommitCheckpoint {
         id: String,
@@ -276,6 +282,8 @@ pub struct EventLoopHandle {
     pub assignments: watch::Receiver<Arc<Assignments>>,
     /// By which rules checkpoints are taken.
     pub checkpoints: watch::Receiver<CheckpointSpec>,
+    /// The generation whose slots are to hand their states over.
+    pub handovers: watch::Receiver<Option<Generation>>,
     pub snapshot: watch::Receiver<Arc<StatusSnapshot>>,
     pub staleness_gate: Arc<StalenessGate>,
     pub(crate) timeline: Arc<Mutex<Timeline>>,

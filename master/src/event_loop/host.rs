@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use steadfast_common::ids::Generation;
 use steadfast_common::job::spec::CheckpointSpec;
 use steadfast_common::records::keys::Keys;
 use steadfast_coord::term::Host;
@@ -28,6 +29,7 @@ pub(crate) struct TrainingHost {
     etcd: Etcd,
     keys: Keys,
     slots: Followed,
+    followers: Followed,
     desired: Followed,
     trainers: Followed,
     code: Followed,
@@ -37,6 +39,8 @@ pub(crate) struct TrainingHost {
     pub assignments: watch::Sender<Arc<Assignments>>,
     /// By which rules checkpoints are taken.
     pub checkpoints: watch::Sender<CheckpointSpec>,
+    /// The generation whose slots are to hand their states over.
+    pub handovers: watch::Sender<Option<Generation>>,
     pub snapshot: watch::Sender<Arc<StatusSnapshot>>,
     /// The mutex guards short reads and writes of the timeline.
     pub timeline: Arc<Mutex<Timeline>>,
@@ -71,6 +75,7 @@ impl TrainingHost {
             etcd: etcd.clone(),
             keys: keys.clone(),
             slots: Followed::start(etcd, Range::Prefix(keys.ps_prefix())).await?,
+            followers: Followed::start(etcd, Range::Prefix(keys.followers_prefix())).await?,
             desired: Followed::start(etcd, Range::Key(keys.ps_desired())).await?,
             trainers: Followed::start(etcd, Range::Prefix(keys.trainers_prefix())).await?,
             code: Followed::start(etcd, Range::Key(keys.code())).await?,
@@ -79,6 +84,7 @@ impl TrainingHost {
             staleness_gate: Arc::default(),
             assignments: watch::Sender::default(),
             checkpoints: watch::Sender::new(rules),
+            handovers: watch::Sender::default(),
             snapshot: watch::Sender::default(),
             timeline: Arc::default(),
         })
@@ -90,11 +96,12 @@ impl TrainingHost {
     /// If the number of slots cannot be parsed.
     pub fn views(&mut self) -> Result<Views, CoordError> {
         let (slots, trainers) = (self.slots.mirror.view(), self.trainers.mirror.view());
-        self.failure_detector.follow(&[slots.clone(), trainers.clone()]);
+        let followers = self.followers.mirror.view();
+        self.failure_detector.follow(&[slots.clone(), followers.clone(), trainers.clone()]);
         let desired = self.desired.mirror.view().single()?;
         // A value that cannot be read is an error for the trainers, which write it.
         let code = self.code.mirror.view().single().ok().flatten();
-        Ok(Views { slots, trainers, desired, code })
+        Ok(Views { slots, followers, trainers, desired, code })
     }
 
     fn show(&self, job: &TrainingJob) {
@@ -112,6 +119,7 @@ impl Host for TrainingHost {
         tokio::select! {
             biased;
             _ = self.slots.changes.changed() => {}
+            _ = self.followers.changes.changed() => {}
             _ = self.desired.changes.changed() => {}
             _ = self.trainers.changes.changed() => {}
             _ = self.code.changes.changed() => {}
@@ -137,6 +145,9 @@ impl Host for TrainingHost {
             }
             Effect::Checkpoints(rules) => {
                 self.checkpoints.send_replace(*rules);
+            }
+            Effect::HandOver(generation) => {
+                self.handovers.send_replace(Some(generation));
             }
             Effect::Show => self.show(job),
             Effect::Read { round } => {

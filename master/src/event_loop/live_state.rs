@@ -4,10 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use steadfast_common::ids::{Generation, Lane, Pass, Slot, TaskId, TrainerId};
+use steadfast_common::ids::{Generation, Incarnation, Lane, Pass, Slot, TaskId, TrainerId};
 use steadfast_common::job::schedule::LaneSchedule;
 use steadfast_common::machine::Moment;
 use steadfast_common::records::position::Position;
+use steadfast_common::records::{CheckpointRecord, FollowerRecord};
 use steadfast_master_core::deadlines::Deadlines;
 use steadfast_master_core::held_out::HeldOut;
 use steadfast_master_core::lane_losses::LaneLosses;
@@ -50,11 +51,30 @@ pub(crate) struct LiveState {
     pub measured_of: Option<(Generation, Arc<BTreeSet<TrainerId>>)>,
     /// A requested rollback, which is decided next.
     pub rollback: Option<Rollback>,
+    pub handover: Option<Handover>,
     /// Live trainers and lost slots at the last check.
     pub known_trainers: Arc<BTreeSet<TrainerId>>,
     /// The most trainers that lived at once in this term.
     pub trainers_most: usize,
     known_lost_slots: Vec<Slot>,
+    /// Followers at the last check, and whose shards they follow.
+    known_followers: BTreeMap<Slot, FollowerRecord>,
+}
+
+/// The states that the slots of a generation hand over, for one with another number of slots.
+#[derive(Clone, Debug)]
+pub(crate) struct Handover {
+    pub of: Generation,
+    pub answer: HandoverAnswer,
+}
+
+/// Tells what the slots have answered.
+#[derive(Clone, Debug)]
+pub(crate) enum HandoverAnswer {
+    NotYet,
+    State(Box<CheckpointRecord>),
+    /// They cannot: the generation begins from the checkpoint.
+    No,
 }
 
 /// Sums over tasks that were finished in this term, for the status.
@@ -86,9 +106,11 @@ impl LiveState {
             measured: WorkerSet::default(),
             measured_of: None,
             rollback: None,
+            handover: None,
             known_trainers: Arc::default(),
             trainers_most: 0,
             known_lost_slots: Vec::new(),
+            known_followers: BTreeMap::new(),
         }
     }
 
@@ -210,6 +232,27 @@ impl LiveState {
             self.recoveries.notice(cause, moment.now, Some(self.position.version));
         }
         self.known_lost_slots = lost;
+    }
+
+    /// Records which spares follow a slot. A slot whose follower is lost waits for it at first; `is_holder` says whether an
+    /// incarnation still holds a slot, so that the follower has not taken it over.
+    pub fn note_followers(
+        &mut self,
+        moment: Moment,
+        followers: &BTreeMap<Slot, FollowerRecord>,
+        is_holder: impl Fn(&Slot, &Incarnation) -> bool,
+    ) {
+        let lost = self.known_followers.iter().find(|(slot, known)| {
+            followers.get(slot).is_none_or(|it| it.id != known.id) && is_holder(slot, &known.of)
+        });
+        if let Some((slot, _)) = lost {
+            let cause = format!("the follower of slot {slot} was lost");
+            warn!(cause);
+            self.recoveries.notice(cause, moment.now, Some(self.position.version));
+        }
+        if self.known_followers != *followers {
+            self.known_followers.clone_from(followers);
+        }
     }
 }
 

@@ -258,6 +258,7 @@ fn changes_of(event: &Event, state: &JobState) -> usize {
         | Event::GivenUp { .. }
         | Event::FinishSave { .. }
         | Event::Queues { .. }
+        | Event::HandedOver { .. }
         | Event::CommitCheckpoint { .. }
         | Event::Damaged { .. }
         | Event::Diverged { .. }

@@ -3,16 +3,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use serde::Deserialize;
 use steadfast_common::ids::{Incarnation, Lane, Slot, TrainerId};
+use steadfast_common::job::spec::Mode;
 use steadfast_common::machine::{Decision, Moment};
-use steadfast_common::records::PserverRecord;
 use steadfast_common::records::code::CodeRecord;
 use steadfast_common::records::keys::Keys;
-use steadfast_coord::View;
+use steadfast_common::records::{FollowerRecord, PROTOCOL, PserverRecord};
+use steadfast_coord::{Entry, View};
 use steadfast_master_core::ledger::Attribution;
 use tracing::{info, warn};
 
+use crate::event_loop::effects::Effect;
 use crate::event_loop::generations::Start;
+use crate::event_loop::live_state::{Handover, HandoverAnswer};
 use crate::event_loop::machine::{Progress, TrainingJob};
 use crate::plan_warnings;
 
@@ -20,6 +24,7 @@ use crate::plan_warnings;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Views {
     pub slots: Arc<View>,
+    pub followers: Arc<View>,
     pub trainers: Arc<View>,
     /// The number of slots, if it is set.
     pub desired: Option<u32>,
@@ -41,26 +46,62 @@ pub(crate) struct Members {
     working_of: Option<(Arc<BTreeSet<TrainerId>>, Option<u32>)>,
     /// The pservers that hold slots. A slot whose key cannot be parsed has none.
     pub holders: BTreeMap<Slot, Incarnation>,
+    /// The incarnations of the shards that pservers had a copy of when they took their slots over.
+    pub followed: BTreeMap<Slot, Incarnation>,
+    /// The spares that have a copy of a slot's shard.
+    pub followers: BTreeMap<Slot, FollowerRecord>,
+    /// Members whose programs have another protocol. They are left out.
+    other_trainers: Vec<(TrainerId, u32)>,
+    other_pservers: Vec<(Slot, u32)>,
+}
+
+/// Returns the protocol in the record of a member.
+fn protocol_of(entry: &Entry) -> u32 {
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Versioned {
+        protocol: u32,
+    }
+    entry.json::<Versioned>().unwrap_or_default().protocol
 }
 
 impl Members {
     pub fn follow(&mut self, keys: &Keys, views: Views) {
         if !Arc::ptr_eq(&self.views.trainers, &views.trainers) {
-            let trainers = views.trainers.entries.iter();
-            let trainers = trainers
-                .filter_map(|(key, entry)| Some((entry.create_revision, keys.trainer_of(key)?)));
-            let mut trainers: Vec<(i64, TrainerId)> = trainers.collect();
+            self.other_trainers.clear();
+            let mut trainers: Vec<(i64, TrainerId)> = Vec::new();
+            for (key, entry) in &views.trainers.entries {
+                let Some(trainer) = keys.trainer_of(key) else { continue };
+                match protocol_of(entry) {
+                    PROTOCOL => trainers.push((entry.create_revision, trainer)),
+                    other => self.other_trainers.push((trainer, other)),
+                }
+            }
             trainers.sort_unstable();
             self.by_age = trainers.into_iter().map(|(_, trainer)| trainer).collect();
             self.live_trainers = Arc::new(self.by_age.iter().copied().collect());
         }
         if !Arc::ptr_eq(&self.views.slots, &views.slots) {
-            let holders = views.slots.entries.iter().filter_map(|(key, entry)| {
+            let records = views.slots.entries.iter().filter_map(|(key, entry)| {
                 let slot = keys.slot_of(key).filter(|slot| keys.ps(*slot) == *key)?;
-                let record = entry.json::<PserverRecord>().ok()?;
-                Some((slot, record.incarnation(entry.create_revision)))
+                Some((slot, entry.json::<PserverRecord>().ok()?, entry.create_revision))
             });
-            self.holders = holders.collect();
+            (self.holders, self.followed) = (BTreeMap::new(), BTreeMap::new());
+            self.other_pservers.clear();
+            for (slot, record, create_revision) in records {
+                if record.protocol != PROTOCOL {
+                    self.other_pservers.push((slot, record.protocol));
+                    continue;
+                }
+                self.holders.insert(slot, record.incarnation(create_revision));
+                self.followed.extend(record.followed.map(|of| (slot, of)));
+            }
+        }
+        if !Arc::ptr_eq(&self.views.followers, &views.followers) {
+            let followers = views.followers.entries.iter();
+            let followers = followers
+                .filter_map(|(key, entry)| Some((keys.followed_slot_of(key)?, entry.json().ok()?)));
+            self.followers = followers.collect();
         }
         self.views = views;
     }
@@ -107,16 +148,60 @@ impl TrainingJob {
         self.live.assign_lanes(&working);
         let lost = self.lost_slots();
         self.live.note_lost_slots(moment, lost);
+        let is_holder = |slot: &Slot, incarnation: &Incarnation| {
+            self.members.holders.get(slot) == Some(incarnation)
+        };
+        self.live.note_followers(moment, &self.members.followers, is_holder);
         match self.pserver_set() {
             Some(pserver_set) if !self.is_present(&pserver_set) => {
+                if self.waits_for_handover(&pserver_set, decision) {
+                    return Progress::None;
+                }
                 let Some(stored) = self.stored(decision) else { return Progress::Decided };
                 let reason = self.reason_for_generation(&pserver_set);
-                let start = Start::Latest;
+                let answer = self.live.handover.take().map(|it| it.answer);
+                let start = match &answer {
+                    Some(HandoverAnswer::State(state)) => Start::HandedOver(state),
+                    Some(HandoverAnswer::NotYet | HandoverAnswer::No) | None => Start::Latest,
+                };
                 self.begin_generation(moment, stored, &pserver_set, reason, start, decision);
                 Progress::Decided
             }
             Some(_) | None => Progress::None,
         }
+    }
+
+    /// Returns whether a generation with another number of slots waits for the states that the present ones hand over.
+    fn waits_for_handover(
+        &mut self,
+        pserver_set: &[Incarnation],
+        decision: &mut Decision<Self>,
+    ) -> bool {
+        let Some(record) =
+            self.state.generation.as_ref().filter(|_| self.may_hand_over(pserver_set))
+        else {
+            self.live.handover = None;
+            return false;
+        };
+        let of = record.generation;
+        match self.live.handover.as_ref().filter(|it| it.of == of) {
+            Some(Handover { answer, .. }) => matches!(answer, HandoverAnswer::NotYet),
+            None => {
+                self.live.handover = Some(Handover { of, answer: HandoverAnswer::NotYet });
+                decision.effects.push(Effect::HandOver(of));
+                true
+            }
+        }
+    }
+
+    /// Returns whether only the number of slots has changed, and all of the present ones are there. In asynchronous mode
+    /// they have no common version.
+    fn may_hand_over(&self, pserver_set: &[Incarnation]) -> bool {
+        let Some(record) = &self.state.generation else { return false };
+        self.job.record.spec.mode == Mode::Sync
+            && record.slots.len() != pserver_set.len()
+            && record.changes == self.job.record.changes.len() as u32
+            && self.lost_slots().is_empty()
     }
 
     /// Warns once if the job has too few tasks for its trainers.
@@ -144,8 +229,12 @@ impl TrainingJob {
         self.draft(decision, |draft, limits| draft.lose_trainer(trainer, attribution, limits));
     }
 
-    /// Describes the lanes whose trainers were lost one after another.
+    /// Describes the lanes whose trainers were lost one after another, in a synchronous job: in an asynchronous one,
+    /// trainers compute tasks.
     pub(crate) fn lane_suspects(&self) -> Vec<String> {
+        if self.job.record.spec.mode != Mode::Sync {
+            return Vec::new();
+        }
         let position = self.live.position;
         let suspects = self.live.lane_losses.suspects(position.version).into_iter();
         let descriptions = suspects.map(|(lane, losses)| {

@@ -73,6 +73,7 @@ impl EventLoop {
             requests,
             assignments: host.assignments.subscribe(),
             checkpoints: host.checkpoints.subscribe(),
+            handovers: host.handovers.subscribe(),
             snapshot: host.snapshot.subscribe(),
             staleness_gate: gate,
             timeline: host.timeline.clone(),

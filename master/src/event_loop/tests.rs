@@ -19,7 +19,8 @@ use steadfast_common::records::keys::Keys;
 use steadfast_common::records::position::Position;
 use steadfast_common::records::scale::ScaleWish;
 use steadfast_common::records::{
-    CheckpointRecord, GenerationRecord, JobRecord, PserverRecord, QueueRecord, ShardRecord,
+    CheckpointRecord, GenerationRecord, JobRecord, PROTOCOL, PserverRecord, QueueRecord,
+    ShardRecord, TrainerRecord,
 };
 use steadfast_common::tensor::layout::ParamSpec;
 use steadfast_common::tensor::placement::PlacementRecord;
@@ -288,13 +289,20 @@ impl Outside {
                 unix: None,
                 admin: String::new(),
                 memory_of: None,
+                followed: None,
+                protocol: PROTOCOL,
             };
             Self::entry(&self.keys.ps(Slot(*slot)), *revision, &record)
         };
-        let trainer = |id: &u128| Self::entry(&self.keys.trainer(trainer(*id)), 1, &"");
+        let trainer = |id: &u128| {
+            let (admin, numerics) = (String::new(), String::new());
+            let record = TrainerRecord { admin, numerics, protocol: PROTOCOL };
+            Self::entry(&self.keys.trainer(trainer(*id)), 1, &record)
+        };
         let view = |entries| Arc::new(View { revision: 1, entries });
         Views {
             slots: view(self.slots.iter().map(pserver).collect()),
+            followers: Arc::default(),
             trainers: view(self.trainers.iter().map(trainer).collect()),
             desired: Some(2),
             code: None,
@@ -428,6 +436,7 @@ impl Host for Outside {
             | Effect::Active(_)
             | Effect::Assign(_)
             | Effect::Checkpoints(_)
+            | Effect::HandOver(_)
             | Effect::Show => {}
         }
         Ok(None)

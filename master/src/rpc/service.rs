@@ -294,6 +294,11 @@ impl Master for Service {
             best: None,
         });
         let ActingHandles { handle, checkpoints, store, .. } = self.acting()?;
+        let present = handle.snapshot.borrow().status.generation;
+        if generation < present {
+            // Taking the checkpoint would keep the saver of the present generation from its own.
+            return Err(reject(&ControlError::OtherGeneration { found: generation, present }));
+        }
         // The final checkpoint keeps the parameters and their position after the pservers exit. The job ends
         // even if it fails, because the model is already stored.
         let taken = checkpoints.take_final(generation, Version(request.version)).await;

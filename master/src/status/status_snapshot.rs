@@ -6,7 +6,7 @@ use std::sync::Arc;
 use steadfast_common::ids::{Generation, Lane, Pass, Slot, TaskId, TrainerId};
 use steadfast_common::job::spec::Mode;
 use steadfast_common::records::stream::StreamRecord;
-use steadfast_common::records::{JobOutcome, PserverRecord, TrainerRecord};
+use steadfast_common::records::{GenerationRecord, JobOutcome, PserverRecord, TrainerRecord};
 use steadfast_common::status::{
     JobPhase, JobStatus, MasterStatus, Queues, Saving, SlotStatus, TrainerStatus, Wait,
 };
@@ -94,7 +94,7 @@ impl StatusSnapshot {
         let state = &event_loop.state;
         let spec = &event_loop.job.record.spec;
         let generation = state.generation.as_ref();
-        let from_checkpoint = generation.is_some_and(|record| record.checkpoint.is_some());
+        let has_values = generation.is_some_and(GenerationRecord::has_values);
         let is_present = |number| generation.is_some_and(|record| record.generation == number);
         let init = state.init.as_ref().filter(|init| is_present(init.generation));
         let initialized = init.is_some_and(|init| init.done);
@@ -109,6 +109,7 @@ impl StatusSnapshot {
                 version: event_loop.live.position.version,
                 master: MasterStatus { address: String::new(), epoch: event_loop.epoch },
                 ps_desired: ps_desired.unwrap_or(0),
+                warm_spares: spec.warm_spares,
                 slots: (0..ps_desired.unwrap_or(0))
                     .map(|slot| slot_status(event_loop, Slot(slot)))
                     .collect(),
@@ -133,7 +134,7 @@ impl StatusSnapshot {
         };
         let mut details = Details {
             ps_desired,
-            initialized: initialized || from_checkpoint,
+            initialized: initialized || has_values,
             initializer: init.filter(|init| !init.done).map(|init| init.trainer),
             saving_stage: event_loop.live.saver.holder().map(|(_, stage)| stage),
             ..Details::default()
@@ -304,6 +305,7 @@ fn slot_status(event_loop: &TrainingJob, slot: Slot) -> SlotStatus {
         slot,
         address: record.map(|record| record.address),
         incarnation: event_loop.members.holders.get(&slot).copied(),
+        follower: event_loop.members.followers.get(&slot).map(|record| record.address.clone()),
     }
 }
 

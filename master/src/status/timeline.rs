@@ -31,6 +31,7 @@ pub(crate) struct Timeline {
 struct Observed {
     trainers: BTreeSet<TrainerId>,
     slots: Vec<(Slot, Option<String>)>,
+    followers: Vec<(Slot, Option<String>)>,
     generation: u64,
     checkpoint: Option<String>,
     recoveries: u64,
@@ -119,6 +120,7 @@ impl Observed {
         Self {
             trainers: status.trainers.iter().map(|it| it.id).collect(),
             slots: status.slots.iter().map(|it| (it.slot, it.address.clone())).collect(),
+            followers: status.slots.iter().map(|it| (it.slot, it.follower.clone())).collect(),
             generation: status.generation.0,
             checkpoint: status.checkpoint.clone(),
             recoveries: status.recoveries_count,
@@ -146,6 +148,17 @@ impl Observed {
             let taken =
                 |it| (TimelineKind::Other, format!("slot {slot} was taken by pserver {it}"));
             changes.extend(address.iter().map(taken));
+        }
+        for (slot, follower) in &now.followers {
+            let before = self.followers.iter().find(|it| it.0 == *slot);
+            let before = before.and_then(|it| it.1.as_ref());
+            if before == follower.as_ref() {
+                continue;
+            }
+            let lost = |it| (TimelineKind::Other, format!("{it} no longer follows slot {slot}"));
+            changes.extend(before.map(lost));
+            let follows = |it| (TimelineKind::Other, format!("{it} follows slot {slot}"));
+            changes.extend(follower.iter().map(follows));
         }
         if self.generation != now.generation {
             let what = format!("generation {} began", now.generation);
@@ -191,7 +204,8 @@ mod tests {
 
     fn with_slot(address: Option<&str>) -> JobStatus {
         let address = address.map(str::to_owned);
-        let slot = SlotStatus { slot: Slot(0), address, incarnation: Some(Incarnation(3)) };
+        let (incarnation, follower) = (Some(Incarnation(3)), None);
+        let slot = SlotStatus { slot: Slot(0), address, incarnation, follower };
         JobStatus { slots: vec![slot], ..JobStatus::default() }
     }
 

@@ -63,8 +63,9 @@ impl AsyncShard {
         range: &RecordRange,
         contribution: Contribution,
     ) -> Result<Contributed, Refusal> {
+        // A generation may leave out some of the records, or all.
         let named = u64::from(range.to.saturating_sub(range.from));
-        if named != contribution.records || named == 0 {
+        if named < contribution.records || named == 0 {
             return Err(Refusal::RecordsMismatch { records: contribution.records, named });
         }
         contribution.weight.map_or(Ok(()), check_weight)?;
@@ -95,7 +96,7 @@ impl AsyncShard {
         self.blocks.updates += 1;
         let applied = self.blocks.applied.iter_mut().zip(&fresh);
         for (applied, _) in applied.filter(|(_, is_fresh)| **is_fresh) {
-            applied.apply_range(range, checksum);
+            applied.apply_range(range, records, checksum);
         }
         let examples = self.blocks.applied.iter().map(AppliedRecords::records).min().unwrap_or(0);
         let position = &mut self.blocks.position;

@@ -41,6 +41,12 @@ impl Deref for PooledBuffer {
     }
 }
 
+impl AsRef<[f32]> for PooledBuffer {
+    fn as_ref(&self) -> &[f32] {
+        &self.values
+    }
+}
+
 impl DerefMut for PooledBuffer {
     fn deref_mut(&mut self) -> &mut [f32] {
         &mut self.values

@@ -1,9 +1,12 @@
 //! Contributions to a shard, and the reasons to refuse them.
 
+use std::sync::Arc;
+
+use bytes::Bytes;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Lane, TaskId, Version};
 use steadfast_common::records::contribution::LaneShare;
-use steadfast_common::tensor::byte_segments::ByteSegments;
+use steadfast_common::tensor::byte_segments::{ByteSegments, shared_bytes};
 use steadfast_common::tensor::compression::{Codec, Malformed};
 use steadfast_common::tensor::finite::are_finite;
 use steadfast_common::tensor::layout::Block;
@@ -61,11 +64,11 @@ impl Divisor {
     }
 }
 
-/// Values of one block, all of them finite.
+/// Values of one block, all of them finite. Cheap to clone.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ValidatedBlock {
     block: u32,
-    values: PooledBuffer,
+    values: Arc<PooledBuffer>,
 }
 
 impl ValidatedBlock {
@@ -96,7 +99,7 @@ impl ValidatedBlock {
         if !are_all_finite {
             return Err(Refusal::NotFinite { block });
         }
-        Ok(Self { block, values: memory })
+        Ok(Self { block, values: Arc::new(memory) })
     }
 
     /// Returns the number of the block.
@@ -106,6 +109,14 @@ impl ValidatedBlock {
 
     pub fn values(&self) -> &[f32] {
         &self.values
+    }
+
+    /// Encodes the values, without a copy if `codec` does not change them.
+    pub fn encode(&self, codec: Codec) -> Bytes {
+        match codec {
+            Codec::Plain => shared_bytes(self.values.clone()),
+            codec => codec.encode(&self.values).into(),
+        }
     }
 
     /// Decodes values that were encoded with the job's `codec`.
@@ -126,12 +137,14 @@ impl ValidatedBlock {
         if !are_finite(&memory) {
             return Err(Refusal::NotFinite { block });
         }
-        Ok(Self { block, values: memory })
+        Ok(Self { block, values: Arc::new(memory) })
     }
 
     /// Adds other values of the same block in the arithmetic of `codec`.
     pub(crate) fn add(&mut self, other: &Self, codec: Codec) {
-        codec.add(&mut self.values, &other.values);
+        // A sum that is not complete has no other owner.
+        let sum: &mut PooledBuffer = Arc::make_mut(&mut self.values);
+        codec.add(sum, &other.values);
     }
 }
 
@@ -163,8 +176,6 @@ pub enum Refusal {
     NotFinite { block: u32 },
     #[error("lane {lane} is exhausted but sent records")]
     LaneExhausted { lane: Lane },
-    #[error("lane {lane} sent no records but is not exhausted")]
-    EmptyLane { lane: Lane },
     #[error("lane {lane} was pushed before with other records")]
     ConflictingShare { lane: Lane },
     #[error(
@@ -216,7 +227,6 @@ impl Refusal {
             | Self::NotFinite { .. }
             | Self::NoSuchNode { .. }
             | Self::LaneExhausted { .. }
-            | Self::EmptyLane { .. }
             | Self::Gap { .. }
             | Self::BadWeight { .. }
             | Self::RecordsMismatch { .. }

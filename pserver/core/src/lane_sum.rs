@@ -5,6 +5,7 @@
 //! lanes again sends the same bits and the same shares.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use steadfast_common::ids::Lane;
 use steadfast_common::records::contribution::{LaneEnd, LaneShare};
@@ -152,6 +153,13 @@ impl LaneSum {
         let records = self.shares.values().map(|share| u64::from(share.records)).sum();
         let weight = self.shares.values().map(LaneShare::weight).sum();
         Divisor { records, weight }
+    }
+
+    /// Returns the share of every lane of a complete step; an exhausted lane has no records.
+    pub fn all_shares(&self) -> Arc<[LaneShare]> {
+        let none = LaneShare { records: 0, checksum: 0, end: LaneEnd::LastOfPass, weight: None };
+        let lanes = self.tree.root().lanes();
+        lanes.map(|lane| self.shares.get(&lane).copied().unwrap_or(none)).collect()
     }
 
     /// Returns the total over all lanes of a complete step; `None` without records.

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use steadfast_common::ids::{Lane, Pass, Version};
-use steadfast_common::records::contribution::{LaneEnd, LaneShare};
+use steadfast_common::records::contribution::{LaneShare, LanesName};
 use steadfast_common::tensor::lane_tree::Node;
 use steadfast_common::tensor::layout::{Block, Layout, UpdateRule};
 use steadfast_common::tensor::row_ids::RowIds;
@@ -40,6 +40,8 @@ pub struct SyncShard {
     previous: Option<Parameters>,
     /// The rows of each table that the last step changed, as they were at the previous version.
     previous_rows: Vec<Rows>,
+    /// The sums of blocks that were applied since they were last taken, if they are kept.
+    applied_sums: Option<Vec<ValidatedBlock>>,
 }
 
 impl SyncShard {
@@ -60,7 +62,35 @@ impl SyncShard {
             early: Vec::new(),
             previous: None,
             previous_rows: Vec::new(),
+            applied_sums: None,
         }
+    }
+
+    /// Says whether the sums of applied blocks are kept for [`SyncShard::take_applied_sums`].
+    pub fn keep_sums(&mut self, keep: bool) {
+        self.applied_sums = keep.then(Vec::new);
+    }
+
+    /// Takes the kept sums over all lanes of the blocks that were applied since the last call.
+    pub fn take_applied_sums(&mut self) -> Vec<ValidatedBlock> {
+        self.applied_sums.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Returns the complete step as one contribution of all lanes, without the blocks that are applied. Another shard
+    /// that gets it, and these blocks, comes to the same bits.
+    pub fn whole_step(&self) -> (LanesName, Contribution) {
+        let (version, first) = (self.blocks.position.version, Lane(0));
+        let shares = self.lane_sum.all_shares();
+        let reductions = self.reductions.unwrap_or_default();
+        let name = LanesName { version, first, shares, reductions };
+        let places = 0..self.blocks.list().len();
+        let blocks = places.filter_map(|place| self.lane_sum.sum(place).cloned()).collect();
+        let (mut records, mut loss_sum, mut checksum, mut rows) = (0, 0.0, 0, Vec::new());
+        if let Some(total) = self.lane_sum.total() {
+            (records, loss_sum, checksum) = (total.records, total.loss_sum, total.checksum);
+            rows.clone_from(&total.rows);
+        }
+        (name, Contribution { records, loss_sum, weight: None, checksum, blocks, rows })
     }
 
     /// Returns the blocks. Their values are a mix of two versions while a step is partly applied.
@@ -219,14 +249,9 @@ impl SyncShard {
             return Ok(None);
         }
         for (lane, share) in node.lanes().zip(shares) {
-            match (self.lane_sum.exhausted().contains(&lane), share) {
-                (true, LaneShare { records: 1.., .. }) => {
-                    return Err(Refusal::LaneExhausted { lane });
-                }
-                (false, LaneShare { records: 0, end: LaneEnd::MoreToCome, .. }) => {
-                    return Err(Refusal::EmptyLane { lane });
-                }
-                (true | false, LaneShare { .. }) => {}
+            // One that has more to come may be empty: a generation may leave out its records.
+            if 0 < share.records && self.lane_sum.exhausted().contains(&lane) {
+                return Err(Refusal::LaneExhausted { lane });
             }
         }
         shares.iter().filter_map(|it| it.weight).try_for_each(check_weight)?;
@@ -297,9 +322,13 @@ impl SyncShard {
         }
         let mean = self.blocks.mean(self.lane_sum.divisor(), norm);
         self.blocks.reductions = self.reductions.unwrap_or_default();
-        let Self { blocks, lane_sum, early, .. } = self;
+        let Self { blocks, lane_sum, early, applied_sums, .. } = self;
         let ready = std::iter::from_fn(|| lane_sum.take_ready());
-        blocks.apply(mean, ready.inspect(|(index, _)| early.push(*index)));
+        let note = |(index, sum): &(usize, ValidatedBlock)| {
+            early.push(*index);
+            applied_sums.iter_mut().for_each(|sums| sums.push(sum.clone()));
+        };
+        blocks.apply(mean, ready.inspect(note));
     }
 
     /// Applies the complete step and publishes the next version. `norm` is the global norm of the mean

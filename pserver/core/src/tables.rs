@@ -245,6 +245,11 @@ impl TablesSnapshot {
         self.pass
     }
 
+    /// Returns whether the model has tables.
+    pub fn has_tables(&self) -> bool {
+        !self.spaces.rules.is_empty()
+    }
+
     /// Returns, by table, the number of passes without an update after which a row expires.
     pub fn expire_after(&self) -> Vec<Option<u32>> {
         self.spaces.rules.iter().map(|rules| rules.expire_after).collect()

@@ -15,6 +15,9 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use super::*;
 use crate::event::WaitMode;
 
+mod followers;
+mod handovers;
+
 const GENERATION: Generation = Generation(1);
 
 /// The values of both blocks, before and after one step.
@@ -23,7 +26,10 @@ const NEXT: [f32; 2] = [7.0, 14.0];
 
 /// Starts a slot of two blocks of one value each, at version 0, in a job of one lane.
 async fn slot() -> EventLoopHandle {
-    let optimizer = OptimizerSpec { kind: OptimizerKind::Sgd, ..OptimizerSpec::default() };
+    slot_with(OptimizerSpec { kind: OptimizerKind::Sgd, ..OptimizerSpec::default() }).await
+}
+
+async fn slot_with(optimizer: OptimizerSpec) -> EventLoopHandle {
     let learning_rate = LearningRateSpec { base: 1.0, ..LearningRateSpec::default() };
     let rules = Rules { optimizer, learning_rate, ..Rules::default() };
     let event_loop = EventLoopHandle::start(Slot(0), Incarnation(3), rules);
@@ -145,7 +151,8 @@ async fn a_reply_never_mixes_values_of_two_versions() {
     }
     let snapshot = |version| {
         let version = Some(Version(version));
-        event_loop.call(move |reply| Event::Snapshot { generation: GENERATION, version, reply })
+        let (generation, keeper) = (GENERATION, Keeper::Caller);
+        event_loop.call(move |reply| Event::Snapshot { generation, version, keeper, reply })
     };
     let Ok(SnapshotAnswer::Past { present }) = snapshot(0).await else {
         panic!("a step is in progress")
@@ -153,7 +160,7 @@ async fn a_reply_never_mixes_values_of_two_versions() {
     assert_eq!(present, Version(0));
     let later = snapshot(1);
     rest(&event_loop, 0).await.unwrap();
-    let Ok(SnapshotAnswer::Snapshot(snapshot)) = later.await else {
+    let Ok(SnapshotAnswer::Snapshot { snapshot, .. }) = later.await else {
         panic!("the version is reached")
     };
     let of = |block: &SnapshotBlock| block.values[0];

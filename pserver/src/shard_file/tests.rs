@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use futures::FutureExt;
 use steadfast_checkpoint::row_file::RowFileRecord;
 use steadfast_common::ids::{Lane, Pass, Version};
 use steadfast_common::job::dataset::Manifest;
@@ -10,11 +11,13 @@ use steadfast_common::records::QueueSnapshot;
 use steadfast_common::records::position::Position;
 use steadfast_common::tensor::layout::{BLOCK_LEN_MAX, ParamSpec};
 use steadfast_common::tensor::table::{Initial, RANGES, range_of};
+use steadfast_proto::answer_as_it_comes;
 use steadfast_pserver_core::tables::{RowKind, StoredRows};
 use steadfast_pserver_storage::RowCounts;
 use tempfile::TempDir;
 
 use super::*;
+use crate::state::{self, Part, receive_part, send_part};
 
 /// By block number: the bits of its values and state, and its applied records.
 type Blocks = BTreeMap<u32, (Vec<u32>, Vec<Vec<u32>>, AppliedRecords)>;
@@ -122,6 +125,13 @@ impl Scene {
         State { blocks, tables, saved: Arc::default() }
     }
 
+    /// Returns what a slot hands over.
+    fn handed(&self, State { blocks, tables, saved }: &mut State) -> SlotSnapshot {
+        let (layout, shard, saved) = (self.layout.clone(), blocks.clone(), saved.clone());
+        let tables = tables.snapshot(shard.position.pass).unwrap().into();
+        SlotSnapshot { layout, shard, tables, saved }
+    }
+
     async fn save(&self, mut states: Vec<State>) -> CheckpointRecord {
         self.save_after(&mut states, "").await
     }
@@ -135,7 +145,7 @@ impl Scene {
             ..CheckpointRecord::default()
         };
         for (slot, State { blocks: snapshot, tables, saved }) in states.iter_mut().enumerate() {
-            let tables = tables.snapshot(snapshot.position.pass).unwrap();
+            let tables = tables.snapshot(snapshot.position.pass).unwrap().into();
             let holder = (Slot(slot as u32), Incarnation(9));
             record.position = snapshot.position;
             record.exhausted = snapshot.exhausted.iter().copied().collect();
@@ -231,6 +241,62 @@ async fn a_snapshot_of_two_slots_is_restored_bit_by_bit_into_any_number_of_slots
         assert_eq!(blocks(&again), expected, "from {slots} slots");
         assert_eq!(rows(&mut again), expected_rows, "from {slots} slots");
     }
+}
+
+/// F37, I7: the same without a store, from one slot to another: each gets its blocks and rows, and nothing else.
+#[tokio::test(flavor = "multi_thread")]
+async fn states_that_slots_hand_over_are_restored_bit_by_bit_into_any_number_of_slots() {
+    let scene = Scene::new();
+    let mut states = vec![scene.snapshot(0, 2), scene.snapshot(1, 2)];
+    let (expected, expected_rows) = (blocks(&states), rows(&mut states));
+    let handed: Vec<SlotSnapshot> = states.iter_mut().map(|state| scene.handed(state)).collect();
+    let first = &handed[0].shard;
+    let handover = CheckpointRecord {
+        params: scene.layout.params().to_vec(),
+        position: first.position,
+        exhausted: first.exhausted.iter().copied().collect(),
+        ..CheckpointRecord::default()
+    };
+    let names = BlockNames::new(scene.layout.clone());
+    for slots in [1, 2, 3, 5] {
+        let mut restored = Vec::new();
+        for slot in (0..slots).map(Slot) {
+            let placement = placement(slots);
+            let mut shard = scene.shards.begin(&names, &handover, slot, &placement).unwrap();
+            for state in &handed {
+                let sent = std::future::ready(()).boxed();
+                let part = Part { slot, placement: &placement, sent };
+                let whole = (PlacementRecord::default(), Arc::new(()));
+                let of = handover.generation;
+                let stream = send_part(&scene.shards, of, state.clone(), whole, Some(part));
+                let mut body = answer_as_it_comes(stream.unwrap()).into_body();
+                receive_part(&handover, &mut shard, &mut body).await.unwrap();
+            }
+            let LoadedShard { snapshot, tables, saved, .. } = state::end(shard).unwrap();
+            assert_eq!((snapshot.position, snapshot.updates), (first.position, 6));
+            assert_eq!(snapshot.exhausted, first.exhausted);
+            restored.push(State { blocks: snapshot, tables, saved: saved.into() });
+        }
+        assert_eq!(blocks(&restored), expected, "{slots} slots");
+        assert_eq!(rows(&mut restored), expected_rows, "{slots} slots");
+    }
+}
+
+/// F37, I7: a slot takes the blocks of its own process as they are.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_takes_its_own_blocks_by_reference() {
+    let scene = Scene::new();
+    let state = scene.snapshot(0, 1);
+    let (names, placement) = (BlockNames::new(scene.layout.clone()), placement(1));
+    let handover = CheckpointRecord::default();
+    let mut shard = scene.shards.begin(&names, &handover, Slot(0), &placement).unwrap();
+    shard.take(&state.blocks).unwrap();
+    let number = state.blocks.blocks[0].number;
+    assert_eq!(shard.take(&state.blocks), Err(number));
+    let found = &shard.found[&number];
+    assert!(Arc::ptr_eq(&found.values, &state.blocks.blocks[0].values));
+    assert_eq!(shard.snapshot.updates, 6);
+    assert_eq!(shard.found.len(), scene.layout.blocks().len());
 }
 
 /// F34, I9: damage to a shard file is always detected, as a permanent error.
@@ -462,7 +528,7 @@ async fn a_checkpoint_that_fails_leaves_no_row_files() {
     scene.shards.row_file_bytes = 500;
     let State { blocks, tables, saved } = &mut states[0];
     let (layout, saved) = (scene.layout.clone(), saved.clone());
-    let tables = tables.snapshot(Pass(1)).unwrap();
+    let tables = tables.snapshot(Pass(1)).unwrap().into();
     let snapshot = SlotSnapshot { layout, shard: blocks.clone(), tables, saved };
     let refused = scene.shards.save((Slot(0), Incarnation(9)), snapshot, "").await;
     assert!(matches!(refused, Err(ShardError::Encode(EncodeError::NotFinite { .. }))));

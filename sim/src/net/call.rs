@@ -390,8 +390,9 @@ async fn handle(
     let (mut answered, mut is_refused) = (copied(&frames), is_error(&frames));
     let observe = |answered: &[Frame<Bytes>]| {
         let mut observer = net.0.observer.lock().expect(LOCK);
-        if let Some(observer) = observer.as_mut() {
-            observer(&call.path, &call.progress.lock().expect(LOCK).sent, answered);
+        let progress = call.progress.lock().expect(LOCK);
+        if let (Some(observer), Some((process, _))) = (observer.as_mut(), progress.handler) {
+            observer(process, &call.path, &progress.sent, answered);
         }
     };
     if end.is_some() && !is_refused {

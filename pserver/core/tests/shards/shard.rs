@@ -395,14 +395,6 @@ fn a_contribution_that_does_not_fit_changes_nothing() {
     strange.blocks[1] = finite(77, good.blocks[1].values());
     let mut fewer = good.clone();
     fewer.blocks.pop();
-    let none = Contribution {
-        records: 0,
-        loss_sum: 0.0,
-        checksum: 0,
-        blocks: Vec::new(),
-        rows: Vec::new(),
-        weight: None,
-    };
     let of_nothing = Contribution { records: 0, ..good.clone() };
     assert_eq!(
         offer(&mut shard, Version(0), 0, of_nothing, LaneEnd::LastOfPass),
@@ -429,7 +421,6 @@ fn a_contribution_that_does_not_fit_changes_nothing() {
     assert!(matches!(offer(0, 0, fewer), Err(Refusal::WrongBlocks { .. })));
     assert!(matches!(offer(0, 0, twice), Err(Refusal::UnexpectedBlock { .. })));
     assert!(matches!(offer(0, 0, strange), Err(Refusal::UnexpectedBlock { .. })));
-    assert!(matches!(offer(0, 0, none), Err(Refusal::EmptyLane { .. })));
     assert!(matches!(offer(0, LANES, good.clone()), Err(Refusal::NoSuchNode { .. })));
     assert!(matches!(offer(1, 0, good.clone()), Err(Refusal::Ahead { .. })));
     assert_eq!(shard.missing().len(), LANES as usize);
@@ -467,7 +458,7 @@ fn a_push_with_a_gap_or_of_other_records_is_refused() {
     let before = bits(&shard.parameters());
     let given = contribution(shard.blocks(), 0, 0);
     assert!(matches!(shard.apply(&range(7, 3, 6), given.clone()), Err(Refusal::Gap { .. })));
-    for named in [range(7, 0, 2), range(7, 3, 0), range(7, 0, u32::MAX)] {
+    for named in [range(7, 0, 2), range(7, 3, 0)] {
         assert!(matches!(shard.apply(&named, given.clone()), Err(Refusal::RecordsMismatch { .. })));
     }
     assert!(bits(&shard.parameters()) == before);
