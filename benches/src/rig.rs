@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use steadfast_common::ids::TrainerId;
 use steadfast_common::job::job_file::parse;
+use steadfast_common::records::discarded_records::LeftOutRecords;
 use steadfast_common::records::keys::Keys;
 use steadfast_common::records::{PROTOCOL, TrainerRecord};
 use steadfast_common::tensor::compression::Codec;
@@ -132,13 +133,31 @@ impl Rig {
     /// Returns the generation, as another trainer takes part in it.
     pub async fn generation_of(&self, id: TrainerId) -> GenerationClient {
         self.register(id).await;
-        GenerationClient::new(Master::new(self.cluster.clone(), id), self.pservers.clone())
+        GenerationClient::new(
+            Master::new(self.cluster.clone(), id),
+            self.pservers.clone(),
+            LeftOutRecords::default(),
+        )
     }
 
     /// Starts a spare pserver.
     pub fn start_spare(&mut self) {
         let spare = self.commands.start(&self.scene, "spare", "steadfast-pserver", &[]);
         self.processes.push(spare);
+    }
+
+    /// Starts spares and waits until each follows a slot.
+    pub fn follow_slots(&mut self, slots: usize) {
+        let start = |slot| {
+            let name = format!("follower-{slot}");
+            self.commands.start(&self.scene, &name, "steadfast-pserver", &[])
+        };
+        let spares: Vec<Process> = (0..slots).map(start).collect();
+        for spare in &spares {
+            let follows = || spare.stderr().contains("follows the slot").then_some(());
+            within(TIMEOUT, "it follows a slot", follows);
+        }
+        self.processes.extend(spares);
     }
 
     /// Returns the pservers for another trainer, with connections of its own.
@@ -173,6 +192,22 @@ impl Rig {
         self.scene.start("checkpoint", "steadfast", &args).end(TIMEOUT)
     }
 
+    /// Sets the number of slots.
+    pub fn scale(&self, slots: usize) {
+        let slots = slots.to_string();
+        let args: Vec<&str> = self.commands.cluster.iter().map(String::as_str).collect();
+        let args = [&["scale", "--slots", &slots], &args[..]].concat();
+        let ended = self.scene.start("scale", "steadfast", &args).end(TIMEOUT);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    }
+
+    /// Kills the first pserver, which holds a slot.
+    pub fn kill_pserver(&mut self) {
+        let mut pserver = self.processes.remove(1);
+        pserver.signal(Signal::SIGKILL);
+        pserver.end(TIMEOUT);
+    }
+
     /// Kills all pservers.
     pub fn kill_pservers(&mut self) {
         for mut pserver in self.processes.drain(1..) {
@@ -181,7 +216,7 @@ impl Rig {
         }
     }
 
-    /// Starts replacement pservers and waits until they have restored the last checkpoint.
+    /// Starts pservers and waits until all have the values of a checkpoint, or those of the slots before.
     pub fn replace_pservers(&mut self, slots: usize) {
         for slot in 0..slots {
             let name = format!("other-pserver-{slot}");
@@ -321,7 +356,8 @@ async fn initialize(
     let values = || ready(Ok::<_, ClientError>(vec![0.0; layout.len()].into()));
     let deadline = session.deadline();
     let pservers = Pservers::new(cluster, pserver_set, layout.clone(), codec, deadline);
-    let generation = GenerationClient::new(master, pservers.expect("addresses"));
+    let generation =
+        GenerationClient::new(master, pservers.expect("addresses"), LeftOutRecords::default());
     generation.initialize(values).await.expect("the job begins");
     generation.pservers().clone()
 }

@@ -60,7 +60,7 @@ const CHECKS: &[(&str, Check)] = checks! {
     AdvanceReply ReportEvaluationRequest ReportEvaluationReply BeginSaveRequest BeginSaveReply
     FinishSaveRequest FinishSaveReply TakeCheckpointRequest TakeCheckpointReply
     RestoreCheckpointRequest RestoreCheckpointReply AmendJobRequest AmendJobReply ReportDamageRequest ReportDamageReply
-    ReportDivergenceRequest ReportDivergenceReply DrainRequest DrainReply StatusRequest StatusReply
+    ReportDivergenceRequest ReportDivergenceReply DiscardRecordRequest DiscardRecordReply DrainRequest DrainReply StatusRequest StatusReply
     GetClusterSpecRequest GetClusterSpecReply GetWaitingNodesRequest GetWaitingNodesReply
     BarrierRequest BarrierReply SynchronizeRequest SynchronizeReply ShutDownRequest ShutDownReply
     AnnounceRequest AnnounceReply JoinRequest JoinReply ElasticRound Entries WatchRequest WatchReply GiveUpRequest GiveUpReply EnterRequest EnterReply

@@ -28,7 +28,8 @@ pub fn access(path: &str) -> &'static [Role] {
         (
             "steadfast.v1.Master",
             "BeginInit" | "FinishInit" | "Follow" | "NextTask" | "FailTask" | "Advance"
-            | "ReportEvaluation" | "BeginSave" | "FinishSave" | "ReportDivergence",
+            | "ReportEvaluation" | "BeginSave" | "FinishSave" | "ReportDivergence"
+            | "DiscardRecord",
         ) => &[Trainer],
         // Agents have the certificates of trainers.
         (

@@ -64,6 +64,7 @@ impl Trainer {
         registry.register("python", move |spec, inputs| {
             Ok(Box::new(PythonModel::build(requests.clone(), spec, inputs.features)?))
         });
+        registry.on_hang = Some(print_stacks);
         let log =
             |args: &Args, id| logs::start("trainer", &args.common.job, id, &args.common.log, emit);
         let running = Running::start(args, registry, Shutdown::manual(), log)
@@ -424,6 +425,19 @@ fn reported<T>(py: Python<'_>, outcome: PyResult<T>) -> PyResult<Result<T, Model
             Ok(Err(model_error(py, &error)))
         }
         Err(error) => Err(error),
+    }
+}
+
+/// Sends this process SIGUSR1, for which Python has a handler that prints the stacks of all threads, or the program has
+/// one of its own.
+fn print_stacks() {
+    // SAFETY: the action is plain data, into which the first call writes; the second one calls a handler that is there.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        let is_known = libc::sigaction(libc::SIGUSR1, std::ptr::null(), &raw mut action) == 0;
+        if is_known && ![libc::SIG_DFL, libc::SIG_IGN].contains(&action.sa_sigaction) {
+            libc::raise(libc::SIGUSR1);
+        }
     }
 }
 

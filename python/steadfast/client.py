@@ -8,6 +8,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional, Sequence, Union
 
 from . import _native
+from ._stacks import print_stacks_when_asked
 from .entry import build
 from .model import Model, settings_of
 
@@ -66,6 +67,7 @@ class Trainer:
         # Without handlers, Python would show warnings only.
         emit = _emit if logging.getLogger("steadfast").hasHandlers() else None
         self._trainer = _native.Trainer(list(args), build_model, emit)
+        print_stacks_when_asked()
         self._has_begun = False
         _OPEN.add(self)
 

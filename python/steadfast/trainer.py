@@ -20,6 +20,7 @@ import threading
 from typing import Callable, Optional, Sequence, Tuple
 
 from . import _native
+from ._stacks import print_stacks_when_asked
 from .client import Trainer, leave_all
 from .errors import InvalidError, SteadfastError, described
 from .model import weighted_sum
@@ -142,14 +143,15 @@ def _leave_on_signals(leave: Callable[[], None]) -> None:
 def _handle(first: Callable[[int, object], None], *numbers: int) -> None:
     """Handles these signals, SIGQUIT, and SIGHUP unless ``nohup`` ignores it.
 
-    SIGUSR1 and SIGUSR2, with which schedulers warn, end no process that does not handle them.
+    SIGUSR1 and SIGUSR2, with which schedulers warn, end no process that does not handle them: the first one prints
+    stacks.
     """
     for number in (*numbers, signal.SIGQUIT, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, first)
-    for number in (signal.SIGUSR1, signal.SIGUSR2):
-        if signal.getsignal(number) == signal.SIG_DFL:
-            signal.signal(number, lambda *_: None)
+    print_stacks_when_asked()
+    if signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:
+        signal.signal(signal.SIGUSR2, lambda *_: None)
 
 
 def _expect_second(number: int) -> None:

@@ -15,6 +15,8 @@ use steadfast_process::{
     Shutdown,
 };
 use steadfast_pserver_storage::{LosableDisks, MemoryStores, RowStores, TieredStores};
+use steadfast_trainer::Registry;
+use steadfast_trainer::record_search::{Outcome, TrialStandIn};
 
 use uuid::Uuid;
 
@@ -22,11 +24,11 @@ use crate::agent;
 use crate::checks::Observed;
 use crate::etcd::EtcdServer;
 use crate::host::{Addresses, Simulated, enter};
-use crate::job::{STORE, registry};
+use crate::job::{Crashes, STORE, registry};
 use crate::net::{Machine, Net};
 use crate::workers::Node;
 use crate::workload::Workload;
-use crate::world::{Clock, ProcessId, World};
+use crate::world::{Clock, ProcessId, World, crash};
 
 /// Role of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -266,7 +268,7 @@ impl Cluster {
         let host = Arc::new(host);
         world.settle(process, host.clone());
         let node = Node::new(world, &self.0.net, member.machine(), addresses, clock, name);
-        let life = enter(&host, || self.program(member.role, node, shutdown));
+        let life = enter(&host, || self.program(member, node, shutdown));
         let cluster = self.clone();
         let task = async move {
             let ending = life.await;
@@ -281,14 +283,14 @@ impl Cluster {
 
     fn program(
         &self,
-        role: Role,
+        member: Member,
         node: Node,
         shutdown: Shutdown,
     ) -> BoxFuture<'static, Result<(), Failure>> {
         let (job, shape) = (&self.0.job, &self.0.shape);
         let (id, common) = (steadfast_host::random::uuid(), self.settings());
         let identity = |role| LogIdentity::new(role, job.name(), id);
-        match role {
+        match member.role {
             Role::Master => {
                 let request = match job {
                     Workload::Training(job) => Request::Training(Box::new(JobRequest {
@@ -324,23 +326,43 @@ impl Cluster {
             }
             Role::Trainer => {
                 let args = steadfast_trainer::Args { common, accept_code_change: false };
+                let registry = self.registry(member);
                 let identity = identity("trainer");
                 async move {
                     let current = steadfast_trainer::Current::default();
-                    steadfast_trainer::run_process(
-                        args,
-                        registry(),
-                        id,
-                        identity,
-                        shutdown,
-                        &current,
-                    )
-                    .await
+                    steadfast_trainer::run_process(args, registry, id, identity, shutdown, &current)
+                        .await
                 }
                 .boxed()
             }
             Role::Agent => self.agent(node, id, shutdown),
         }
+    }
+
+    /// Returns the models of a trainer, which ends on the record of the job that crashes it.
+    fn registry(&self, member: Member) -> Registry {
+        let crashes = match &self.0.job {
+            Workload::Training(job) => job.crashes,
+            Workload::Elastic(_) => None,
+        };
+        let Some(record) = crashes else { return registry(None) };
+        let cluster = self.clone();
+        let crash = Arc::new(move || {
+            let cluster = cluster.clone();
+            crash(move |_| cluster.kill(member, false));
+        });
+        let world = self.0.world.clone();
+        let trial: TrialStandIn = Arc::new(move |names| {
+            // Random kills hit these processes as well.
+            if world.roll(|rng| rng.happens(0.1)) {
+                return Outcome::Unknown("killed".to_owned());
+            }
+            match names.contains(&record.name) {
+                true => Outcome::Died("crashed".to_owned()),
+                false => Outcome::Survived,
+            }
+        });
+        registry(Some(Crashes { record, crash, trial }))
     }
 
     /// Returns stores with memory for a few rows, above a disk that is lost with its process, and is full early now and

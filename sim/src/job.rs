@@ -6,6 +6,7 @@
 //! for each record, and a term of the linear model.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -20,6 +21,7 @@ use steadfast_common::tensor::layout::ParamSpec;
 use steadfast_common::tensor::table::Initial;
 use steadfast_data::{DataError, IfThere, Target, convert};
 use steadfast_trainer::ndarray::ArrayView1;
+use steadfast_trainer::record_search::{Outcome, RecordName, TrialStandIn};
 use steadfast_trainer::{
     Batch, Evaluation, Metric, MicroBatch, Model, ModelError, Parameters, Random, Registry,
 };
@@ -64,7 +66,29 @@ pub struct Job {
     pub is_stream: bool,
     /// The format into which its CSV file is converted before the job begins.
     pub converted_to: Option<DataFormat>,
+    /// The record on which its model crashes.
+    pub crashes: Option<CrashingRecord>,
 }
+
+/// A record on which the model ends its process.
+#[derive(Clone, Copy, Debug)]
+pub struct CrashingRecord {
+    pub number: usize,
+    pub name: RecordName,
+    /// Number of records of each other push, in an asynchronous job.
+    pub per_push: Option<u32>,
+}
+
+/// Tells how the processes of a job with such a record end.
+pub struct Crashes {
+    pub record: CrashingRecord,
+    pub crash: Arc<dyn Fn() + Send + Sync>,
+    /// Stands in for processes that compute on trial.
+    pub trial: TrialStandIn,
+}
+
+/// Added to the number of a job that has such a record.
+const CRASHING: u64 = 1000;
 
 fn with_kept(text: &str, keep: u64) -> String {
     format!("{text}keep = {keep}\n")
@@ -191,6 +215,7 @@ impl Job {
             diverges,
             is_stream,
             converted_to,
+            crashes: None,
         }
     }
 
@@ -238,7 +263,36 @@ impl Job {
             diverges,
             is_stream,
             converted_to,
+            crashes: None,
         }
+    }
+
+    /// Returns the job with a record on which its model crashes; `None` for a job whose tasks have other reasons to be
+    /// given up, or whose files are not those of the catalog.
+    #[must_use]
+    pub fn with_crashes(mut self) -> Option<Self> {
+        let per_task = self.spec.dataset.records_per_task.unwrap_or(1) as usize;
+        let is_plain = self.bad.is_empty() && self.is_patient && !self.is_stream && !self.diverges;
+        // Training might end before the step with the record.
+        let evaluation = &self.spec.evaluation;
+        let is_plain = is_plain && !(evaluation.decides() && evaluation.every_steps.is_some());
+        if !is_plain || self.records < 2 * per_task {
+            return None;
+        }
+        // Not in a task that is held out.
+        let (task, record) = (TaskId(1), 1);
+        let number = per_task + record as usize;
+        let settings = &self.spec.asynchronous;
+        let per_push = match self.spec.mode {
+            Mode::Sync => None,
+            // The counts of a push of several mini-batches could not be told apart from those of one without the record.
+            Mode::Async if settings.push_every != 1 => return None,
+            Mode::Async => Some(settings.batch),
+        };
+        let name = RecordName { task, record };
+        self.crashes = Some(CrashingRecord { number, name, per_push });
+        self.number += CRASHING;
+        Some(self)
     }
 
     /// Returns the job of the catalog with the fewest steps among those in which no task is given up.
@@ -368,16 +422,22 @@ fn asynchronous(rng: &mut Rng, per_task: u64) -> String {
     )
 }
 
-/// Returns the registry of models of simulated trainers.
-pub fn registry() -> Registry {
+/// Returns the registry of models of simulated trainers, which may crash.
+pub fn registry(crashes: Option<Crashes>) -> Registry {
     let mut models = Registry::built_in();
-    models.register("counting", |spec, inputs| {
+    let (trial, crash): (TrialStandIn, _) = match crashes {
+        Some(Crashes { record, crash, trial }) => (trial, Some((record, crash))),
+        None => (Arc::new(|_| Outcome::Survived), None),
+    };
+    models.register("counting", move |spec, inputs| {
         let features = inputs.features;
         let records = spec.options.get("records").and_then(|it| it.as_integer()).unwrap_or(0);
         let slope = spec.options.get("slope").and_then(|it| it.as_float());
         let has_tables = spec.options.contains_key("tables");
-        Ok(Box::new(Counting { records: records as usize, features, slope, has_tables }))
+        let (records, crash) = (records as usize, crash.clone());
+        Ok(Box::new(Counting { records, features, slope, has_tables, crash }))
     });
+    models.trial = Some(trial);
     models
 }
 
@@ -390,6 +450,8 @@ struct Counting {
     /// The gradient of a count, for a model that consists of counts only.
     slope: Option<f64>,
     has_tables: bool,
+    /// The record that ends the process, and what does.
+    crash: Option<(CrashingRecord, Arc<dyn Fn() + Send + Sync>)>,
 }
 
 /// Index of the table that holds counts, and of that with terms of the linear model.
@@ -445,9 +507,17 @@ impl Model for Counting {
         gradient: &mut Parameters,
     ) -> Result<f64, ModelError> {
         let mut loss_sum = 0.0;
+        // A push applies the mean, so without a record each other one would count more.
+        let per_push = self.crash.as_ref().and_then(|(record, _)| record.per_push);
+        let one = per_push.map_or(1.0, |per_push| batch.len() as f32 / per_push as f32);
         let records = batch.features.rows().into_iter().zip(batch.labels).enumerate();
         for (index, (record, label)) in records {
             let number = record[0] as usize;
+            if let Some((of, crash)) = &self.crash
+                && of.number == number
+            {
+                crash();
+            }
             let x = record.slice(steadfast_trainer::ndarray::s![1..]);
             if let Some(slope) = self.slope {
                 gradient.vector_mut(COUNTS)[number] += slope as f32;
@@ -457,13 +527,13 @@ impl Model for Counting {
             let error = x.dot(&parameters.vector(0)) + parameters.vector(2)[0] + term - label;
             loss_sum += f64::from(error * error) / 2.0;
             if self.has_tables {
-                gradient.table_mut(COUNTED_ROWS).at_mut(index)[0] += 1.0;
+                gradient.table_mut(COUNTED_ROWS).at_mut(index)[0] += one;
                 gradient.table_mut(TERMS).at_mut(index)[0] += error;
             }
             gradient.vector_mut(0).scaled_add(error, &x);
             gradient.vector_mut(2)[0] += error;
-            gradient.vector_mut(COUNTS)[number] += 1.0;
-            gradient.vector_mut(COUNTS + 2)[number] += 1.0;
+            gradient.vector_mut(COUNTS)[number] += one;
+            gradient.vector_mut(COUNTS + 2)[number] += one;
         }
         Ok(loss_sum)
     }

@@ -68,6 +68,8 @@ enum Modes {
     Sync,
     Async,
     Elastic,
+    /// Synchronous and asynchronous training of models that crash on a record.
+    Crashes,
     /// Programs with a coordinator, and their workers.
     Closures,
     /// The same, with closures that push to parameter servers.
@@ -84,7 +86,7 @@ impl Modes {
             Self::Elastic => &[Mode::Elastic],
             // They are no jobs.
             Self::Closures | Self::Pushes => &[],
-            Self::Both => &[Mode::Sync, Mode::Async],
+            Self::Crashes | Self::Both => &[Mode::Sync, Mode::Async],
         }
     }
 
@@ -276,7 +278,7 @@ fn work(args: &Args, started: Instant, next: &AtomicU64, totals: &Totals) {
             return;
         }
         for mode in args.mode.all() {
-            let plan = plan(args, *mode, seed);
+            let Some(plan) = plan(args, *mode, seed) else { continue };
             let outcome = run(&plan);
             totals.jobs.fetch_add(1, Ordering::Relaxed);
             totals.faults.fetch_add(outcome.faults as u64, Ordering::Relaxed);
@@ -299,17 +301,22 @@ fn work(args: &Args, started: Instant, next: &AtomicU64, totals: &Totals) {
     }
 }
 
-fn plan(args: &Args, mode: Mode, seed: u64) -> Plan {
+/// Returns the plan of a seed; `None` if no model may crash in it, but one has to.
+fn plan(args: &Args, mode: Mode, seed: u64) -> Option<Plan> {
     let mut plan = Plan::of_seed(mode, seed);
+    if args.mode == Modes::Crashes {
+        plan = plan.with_crashes()?;
+    }
     if let Some(only) = &args.only {
         plan = plan.with_only(only);
     }
-    if args.no_network_faults { plan.without_network_faults() } else { plan }
+    Some(if args.no_network_faults { plan.without_network_faults() } else { plan })
 }
 
 /// Prints a failure and the commands that replay it, in full and shrunk.
 fn report(args: &Args, plan: &Plan, outcome: &Outcome) {
     let (seed, mode) = (plan.seed, plan.mode_name());
+    let mode = if args.mode == Modes::Crashes { "crashes" } else { mode };
     let replay = format!("cargo run --release -p steadfast-sim -- --seed {seed} --mode {mode}");
     let broken = outcome.broken.join("\n  ");
     if args.trace.is_some() || args.only.is_some() {

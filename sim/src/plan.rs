@@ -148,6 +148,16 @@ impl Plan {
         }
     }
 
+    /// Returns the plan with a record on which the model of its job crashes, if that may be.
+    #[must_use]
+    pub fn with_crashes(mut self) -> Option<Self> {
+        self.job = match self.job {
+            Workload::Training(job) => Workload::Training(Box::new(job.with_crashes()?)),
+            Workload::Elastic(_) => return None,
+        };
+        Some(self)
+    }
+
     /// Returns a plan that runs a job of [`Job::large`] with that many trainers and pservers, without faults.
     pub fn large(job: &Job, trainers: u16, pservers: u16) -> Self {
         let mut plan = Self::undisturbed(job);

@@ -4,8 +4,10 @@
 //! task belongs to a process, which can be stopped, resumed and killed as a whole, and has its own clock
 //! with an offset and a drift.
 
+use std::any::Any;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Wake, Waker};
@@ -18,6 +20,14 @@ use crate::rng::Rng;
 
 /// Simulated duration of one turn of a task.
 const TURN: Duration = Duration::from_micros(2);
+
+/// Ends the process of the present turn in the middle of it, as a crash of its code does, and then does `what`: the
+/// caller's kill of the process.
+pub fn crash(what: impl FnOnce(&World) + Send + 'static) -> ! {
+    resume_unwind(Box::new(Crash(Box::new(what))))
+}
+
+struct Crash(Box<dyn FnOnce(&World) + Send>);
 
 /// A process. A restarted program is a new process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -387,9 +397,13 @@ impl World {
         drop(state);
         let mut poll = || future.as_mut().poll(&mut Context::from_waker(&waker));
         let started = Instant::now();
-        let polled = match host {
+        let polled = catch_unwind(AssertUnwindSafe(|| match host {
             Some(host) => enter(&host, poll),
             None => poll(),
+        }));
+        let polled = match polled {
+            Ok(polled) => polled,
+            Err(panic) => return self.crashed(task, process, future, panic),
         };
         self.state().processes[process.0].busy += started.elapsed();
         let ended = match polled {
@@ -407,6 +421,23 @@ impl World {
             },
         };
         self.discard(process, ended);
+        Turn::Moved
+    }
+}
+
+impl World {
+    /// Ends a task whose turn did not end, and its process.
+    fn crashed(
+        &self,
+        task: TaskId,
+        process: ProcessId,
+        future: BoxFuture<'static, ()>,
+        panic: Box<dyn Any + Send>,
+    ) -> Turn {
+        let crash = panic.downcast::<Crash>().unwrap_or_else(|panic| resume_unwind(panic));
+        self.state().remove(task);
+        self.discard(process, future);
+        (crash.0)(self);
         Turn::Moved
     }
 }

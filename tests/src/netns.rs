@@ -1,8 +1,13 @@
 //! A separate network namespace for one process, connected by a link that a test can break silently.
 
+use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Set where [`enter_router`] has replaced this process.
+const ROUTER: &str = "STEADFAST_ROUTER";
 
 /// Prefix of the network names; the rest is the process id of the owner and a number.
 const PREFIX: &str = "steadfast-";
@@ -15,6 +20,8 @@ pub struct Network {
     name: String,
     /// The outer end of the link.
     link: String,
+    /// The addresses of the networks of this process.
+    all: String,
     /// Addresses of the outer and the inner end of the link.
     pub outside: String,
     pub inside: String,
@@ -35,6 +42,7 @@ impl Network {
         let made = Self {
             name: format!("{PREFIX}{owner}-{number}"),
             link: format!("sf{owner}x{number}"),
+            all: format!("{subnet}.0/24"),
             outside: format!("{subnet}.{}", base + 1),
             inside: format!("{subnet}.{}", base + 2),
         };
@@ -53,6 +61,7 @@ impl Network {
         ip(&["-n", name, "addr", "add", &inside, "dev", &peer])?;
         ip(&["-n", name, "link", "set", &peer, "up"])?;
         ip(&["-n", name, "link", "set", "lo", "up"])?;
+        ip(&["-n", name, "route", "add", "default", "via", &self.outside])?;
         // Check now whether packets can be dropped.
         self.filter("-A", "65535").and_then(|()| self.filter("-D", "65535"))
     }
@@ -84,6 +93,31 @@ impl Network {
         self.filter("-D", &port.to_string()).expect("packets of that port were dropped");
     }
 
+    /// Drops all packets from other networks of this process.
+    pub fn deafen(&self) {
+        self.peers("-I", "INPUT", "-s").expect("it could be done before");
+    }
+
+    pub fn hear(&self) {
+        self.peers("-D", "INPUT", "-s").expect("packets were dropped");
+    }
+
+    /// Drops all packets to other networks of this process.
+    pub fn mute(&self) {
+        self.peers("-I", "OUTPUT", "-d").expect("it could be done before");
+    }
+
+    pub fn speak(&self) {
+        self.peers("-D", "OUTPUT", "-d").expect("packets were dropped");
+    }
+
+    /// Changes the rules that drop packets of other networks, and accept those of the outer end.
+    fn peers(&self, change: &str, chain: &str, of: &str) -> Result<(), String> {
+        let inside = ["netns", "exec", &self.name, "iptables", "-w", change, chain, of];
+        ip(&[&inside[..], &[&self.all, "-j", "DROP"]].concat())?;
+        ip(&[&inside[..], &[&self.outside, "-j", "ACCEPT"]].concat())
+    }
+
     pub fn link_down(&self) {
         ip(&["link", "set", &self.link, "down"]).expect("the link exists");
     }
@@ -107,6 +141,23 @@ impl Drop for Network {
         let _ = ip(&["link", "del", &self.link]);
         let _ = ip(&["netns", "del", &self.name]);
     }
+}
+
+/// Replaces this process by itself in a network namespace of its own, which passes packets between the networks that it
+/// makes. Nothing of it is visible from outside.
+///
+/// # Errors
+/// The reason why this process cannot have one.
+pub fn enter_router() -> Result<(), String> {
+    if std::env::var_os(ROUTER).is_none() {
+        let program = std::env::current_exe().map_err(|error| error.to_string())?;
+        let mut command = Command::new("unshare");
+        command.arg("--net").arg(program).args(std::env::args_os().skip(1)).env(ROUTER, "1");
+        return Err(format!("cannot start `unshare`: {}", command.exec()));
+    }
+    ip(&["link", "set", "lo", "up"])?;
+    let forward = Path::new("/proc/sys/net/ipv4/ip_forward");
+    fs::write(forward, "1").map_err(|error| format!("cannot write {}: {error}", forward.display()))
 }
 
 fn ip(args: &[&str]) -> Result<(), String> {

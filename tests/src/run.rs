@@ -1,7 +1,9 @@
 //! A run of `steadfast local`.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
@@ -34,11 +36,31 @@ impl<'a> Run<'a> {
         Self::start_file(scene, &file, data, more)
     }
 
+    /// Starts a run with these variables in the environment of all its processes.
+    pub fn start_with(
+        scene: &'a Scene,
+        job: &Job,
+        data: &str,
+        environment: &[(&str, &PathBuf)],
+    ) -> Self {
+        let mut command = Self::command(scene, &job.write(scene), data, &[]);
+        command.envs(environment.iter().copied());
+        Self::begin(scene, data, command)
+    }
+
     /// Starts a run of a job file.
     pub fn start_file(scene: &'a Scene, file: &Path, data: &str, more: &[&str]) -> Self {
+        Self::begin(scene, data, Self::command(scene, file, data, more))
+    }
+
+    fn command(scene: &Scene, file: &Path, data: &str, more: &[&str]) -> Command {
         let mut command = scene.command(&program("steadfast"));
         command.arg("local").arg(file).args(["--data-dir", data, "--output", "json"]);
         command.args(["--lease-ttl", "2s"]).args(more);
+        command
+    }
+
+    fn begin(scene: &'a Scene, data: &str, mut command: Command) -> Self {
         let process = Process::start(scene.directory(), &format!("local-{data}"), &mut command);
         Self { scene, process, data: scene.path(data), etcd: None }
     }
@@ -47,6 +69,17 @@ impl<'a> Run<'a> {
     #[track_caller]
     pub fn to_end(scene: &'a Scene, job: &Job, data: &str, more: &[&str]) -> Value {
         Self::start_in(scene, job, data, more).finish()
+    }
+
+    /// Returns the summary of a run of a job to its end without faults. Tests of one program that ask for the same job
+    /// share it. The caller has no scene of its own yet.
+    #[track_caller]
+    pub fn undisturbed(job: &Job) -> Value {
+        static KNOWN: Mutex<BTreeMap<String, Value>> = Mutex::new(BTreeMap::new());
+        // A failed run fails the tests that wait for it as well.
+        let mut known = KNOWN.lock().expect("the run of another test succeeded");
+        let run = || Run::to_end(&Scene::new(), job, "data", &[]);
+        known.entry(job.text.clone()).or_insert_with(run).clone()
     }
 
     /// Sets the etcd of the job.

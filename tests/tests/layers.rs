@@ -246,6 +246,7 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
             "steadfast-coord",
             "steadfast-etcd",
             "steadfast-proto",
+            "steadfast-trainer",
         ],
     )],
     &[(

@@ -6,25 +6,29 @@ use std::time::Duration;
 
 use steadfast_common::ids::{Lane, Pass, TaskId};
 use steadfast_common::job::dataset::Records;
-use steadfast_common::job::schedule::mini_batches;
+use steadfast_common::job::schedule::{mini_batches, record_order};
 use steadfast_common::records::DispatchRecord;
 use steadfast_common::records::applied_records::{RecordRange, checksum};
 use steadfast_common::records::position::Position;
 use steadfast_common::status::TimeBreakdown;
+use steadfast_common::tensor::row_ids::RowIds;
 use steadfast_common::tensor::table::Rows;
 use steadfast_host::task::in_place;
 use steadfast_host::time::{Instant, sleep};
 use steadfast_net::traces::TRACE;
+use steadfast_trainer_core::record_search::RecordName;
 use steadfast_trainer_core::{Batch, MicroBatch, Parameters, TableRows};
 use steadfast_training_client::{
     ContributionName, FailureCause, GenerationClient, Gradient, HeldTasks, NextTask, TaskOutcome,
     clip,
 };
 use tokio_util::sync::CancellationToken;
-use tracing::{Instrument, info_span, warn};
+use tracing::{Instrument, info, info_span, warn};
 
 use crate::buffers::Buffers;
-use crate::context::{Context, Destination, TrainError, TrainedModel};
+use crate::context::{Computed, Context, Destination, TrainError, TrainedModel};
+use crate::suspects::Suspects;
+use crate::trial::TrialBatch;
 
 /// Maximum number of tasks held at a time: one in progress, one being read ahead.
 const HELD_MAX: usize = 2;
@@ -63,6 +67,7 @@ pub async fn train(
         buffers: Buffers::new(context.layout().len()),
         position: Position::default(),
         pushed_to: 0,
+        counted: (0, 0),
         loss_sum: 0.0,
         weight: 0.0,
         is_weighted: false,
@@ -73,11 +78,18 @@ pub async fn train(
 }
 
 /// What became of a task.
-enum Computed {
-    Ended(TaskOutcome),
+enum Ended {
+    By(TaskOutcome),
     /// The data cannot be reached, which does not count as a failure of the task: a later attempt or another trainer
     /// may succeed.
     Unreachable(String),
+}
+
+/// Holds what a mini-batch adds to the loss of its task.
+struct BatchLoss {
+    loss_sum: f64,
+    /// Says what its records count, if that is not their number.
+    weight: Option<f64>,
 }
 
 struct Worker<'a> {
@@ -96,6 +108,8 @@ struct Worker<'a> {
     position: Position,
     /// Number of leading records of the current task that were pushed.
     pushed_to: u32,
+    /// The number of records since the last push, and the sum of their checksums.
+    counted: (u64, u64),
     loss_sum: f64,
     /// What the records since the last push count, and whether that may differ from their number.
     weight: f64,
@@ -131,8 +145,8 @@ impl Worker<'_> {
             let (task, pass, attempt) = (dispatch.task.0, dispatch.pass.0, dispatch.attempt.0);
             let span = info_span!(target: TRACE, parent: None, "task", task, pass, attempt);
             next = match self.compute(dispatch).instrument(span.clone()).await? {
-                Computed::Ended(outcome) => self.request(Some(outcome)).instrument(span).await?,
-                Computed::Unreachable(reason) => {
+                Ended::By(outcome) => self.request(Some(outcome)).instrument(span).await?,
+                Ended::Unreachable(reason) => {
                     let spent = self.context.activity.time_breakdown();
                     self.tasks.return_first(Some(reason), spent).await?;
                     NextTask::Later(RETRY)
@@ -157,7 +171,7 @@ impl Worker<'_> {
     }
 
     /// Trains on one task; all pushes are acknowledged when this returns.
-    async fn compute(&mut self, dispatch: DispatchRecord) -> Result<Computed, TrainError> {
+    async fn compute(&mut self, dispatch: DispatchRecord) -> Result<Ended, TrainError> {
         let DispatchRecord { pass, task, .. } = dispatch;
         self.context.activity.note(|activity| {
             activity.pass = pass;
@@ -177,14 +191,65 @@ impl Worker<'_> {
                 self.context.metrics.failed();
                 let reason = error.to_string();
                 return Ok(match error.cause() {
-                    FailureCause::Data => Computed::Ended(TaskOutcome::Failed { reason }),
-                    FailureCause::Transient => Computed::Unreachable(reason),
+                    FailureCause::Data => Ended::By(TaskOutcome::Failed { reason }),
+                    FailureCause::Transient => Ended::Unreachable(reason),
                 });
             }
         };
+        if dispatch.is_suspected {
+            self.try_suspect(pass, task, &records).await?;
+        }
         let loss_sum = self.train_on(pass, task, &records).await?;
         let (records, version) = (records.len() as u64, self.position.version);
-        Ok(Computed::Ended(TaskOutcome::Finished { records, loss_sum, version }))
+        Ok(Ended::By(TaskOutcome::Finished { records, loss_sum, version }))
+    }
+
+    /// Lets processes of their own compute a task at which trainers were lost, before this process does.
+    async fn try_suspect(
+        &mut self,
+        pass: Pass,
+        task: TaskId,
+        records: &Records,
+    ) -> Result<(), TrainError> {
+        info!(
+            %task,
+            %pass,
+            "trainers were lost with this task: a process of its own computes it first"
+        );
+        let (spec, count) = (self.context.spec(), records.len() as u32);
+        let (size, min) = (spec.asynchronous.batch, spec.model.min_records());
+        let order = record_order(count, spec.seed, pass, task);
+        let mut batches = Vec::new();
+        let mut ids = vec![Vec::new(); self.context.layout().tables().len()];
+        for (step, range) in (0..).zip(mini_batches(count, size, min)) {
+            let kept = self.generation.left_out().kept(pass, task, count, range);
+            let key = MicroBatch { seed: spec.seed, pass, step, lane: Lane(task.0) };
+            let of_batch = self.context.ids(&Batch::from(&records.select(&kept)), Some(&key))?;
+            for (all, of_table) in ids.iter_mut().zip(of_batch) {
+                all.extend_from_slice(of_table.ids.as_slice());
+            }
+            let name = |position: &u32| RecordName { task, record: order[*position as usize] };
+            let records: Vec<RecordName> = kept.iter().map(name).collect();
+            if !records.is_empty() {
+                batches.push(TrialBatch { pass, step, lane: key.lane, records });
+            }
+        }
+        let rows = match ids.is_empty() {
+            true => Vec::new(),
+            false => {
+                let wanted = ids.into_iter().map(RowIds::distinct).collect();
+                let pulled = self.generation.pservers().pull_rows(None, wanted).await?;
+                pulled.expect("without a version, none is past").rows
+            }
+        };
+        let suspects = Suspects {
+            context: self.context,
+            generation: self.generation,
+            position: self.position,
+            parameters: &self.parameters,
+            rows: &rows,
+        };
+        suspects.search(&batches).await
     }
 
     async fn train_on(
@@ -199,8 +264,11 @@ impl Worker<'_> {
         let records_min = self.context.spec().model.min_records();
         let batches = mini_batches(records.len() as u32, settings.batch, records_min);
         let (mut loss_sum, mut weight, mut is_weighted) = (0.0, 0.0, false);
-        self.pushed_to = 0;
-        let of_range = |range: &Range<u32>| records.select(&range.clone().collect::<Vec<u32>>());
+        (self.pushed_to, self.counted) = (0, (0, 0));
+        let left_out = self.generation.left_out();
+        let kept =
+            |range: &Range<u32>| left_out.kept(pass, task, records.len() as u32, range.clone());
+        let of_range = |range: &Range<u32>| records.select(&kept(range));
         // The key depends on the task and not on the trainer.
         let (seed, lane) = (self.context.spec().seed, Lane(task.0));
         let key_of = |step: usize| MicroBatch { seed, pass, step: step as u64, lane };
@@ -213,30 +281,17 @@ impl Worker<'_> {
                 }
                 prepared = step + AHEAD;
             }
-            let (batch, key) = (of_range(range), key_of(step));
-            let batch = Batch::from(&batch);
-            let (context, generation) = (&self.context, self.generation);
-            let parameters =
-                context.with_rows(&self.parameters, &batch, Some(&key), generation).await?;
-            let zeros = || parameters.tables().iter().map(TableRows::zeros).collect();
-            let into = match self.gradient.take() {
-                Some(sum) => Destination::Sum(sum.with_tables(zeros())),
-                None => Destination::Replaced(self.memory().with_tables(zeros())),
-            };
-            let computed = self.context.gradient(&parameters, &batch, &key, into)?;
-            self.add_rows(computed.gradient.tables());
-            self.gradient = Some(computed.gradient);
-            self.loss_sum += computed.loss_sum;
+            let last = step + 1 == batches.len();
+            let (records, key) = (of_range(range), key_of(step));
+            self.counted.0 += records.len() as u64;
+            self.counted.1 = self.counted.1.wrapping_add(checksum(pass, task, kept(range)));
+            let computed = self.add_gradient(&records, &key).await?;
             loss_sum += computed.loss_sum;
-            let of_batch = computed.weight.unwrap_or(batch.len() as f64);
-            weight += of_batch;
+            weight += computed.weight.unwrap_or(records.len() as f64);
             is_weighted |= computed.weight.is_some();
-            self.weight += of_batch;
-            self.is_weighted |= computed.weight.is_some();
             self.batches += 1;
             // The record ranges of pushes are their names: they do not depend on the trainer. The task is
             // done only once its last push is acknowledged.
-            let last = step + 1 == batches.len();
             if last || (step as u64 + 1).is_multiple_of(push_every) {
                 let (from, to) = (self.pushed_to, range.end);
                 self.push(RecordRange { pass, task, from, to, last }).await?;
@@ -251,6 +306,33 @@ impl Worker<'_> {
             true if weight != 0.0 => loss_sum * (records.len() as f64 / weight),
             true | false => loss_sum,
         })
+    }
+
+    /// Adds the gradient of a mini-batch to that of the next push. A mini-batch is empty if its records are left out.
+    async fn add_gradient(
+        &mut self,
+        records: &Records,
+        key: &MicroBatch,
+    ) -> Result<BatchLoss, TrainError> {
+        if records.is_empty() {
+            return Ok(BatchLoss { loss_sum: 0.0, weight: None });
+        }
+        let batch = Batch::from(records);
+        let (context, generation) = (&self.context, self.generation);
+        let parameters = context.with_rows(&self.parameters, &batch, Some(key), generation).await?;
+        let zeros = || parameters.tables().iter().map(TableRows::zeros).collect();
+        let into = match self.gradient.take() {
+            Some(sum) => Destination::Sum(sum.with_tables(zeros())),
+            None => Destination::Replaced(self.memory().with_tables(zeros())),
+        };
+        let Computed { loss_sum, weight, gradient } =
+            self.context.gradient(&parameters, &batch, key, into)?;
+        self.add_rows(gradient.tables());
+        self.gradient = Some(gradient);
+        self.loss_sum += loss_sum;
+        self.weight += weight.unwrap_or(batch.len() as f64);
+        self.is_weighted |= weight.is_some();
+        Ok(BatchLoss { loss_sum, weight })
     }
 
     /// Adds the gradients of rows of each table.
@@ -268,10 +350,17 @@ impl Worker<'_> {
             self.generation.wait_at_staleness_gate().await?;
         }
         self.waited(started);
-        let records = u64::from(range.to - range.from);
-        let gradient = self.gradient.take().expect("a gradient was computed since the last push");
-        let mut values = gradient.into_values();
+        let (records, checksum) = std::mem::take(&mut self.counted);
+        let mut values = match self.gradient.take() {
+            Some(gradient) => gradient.into_values(),
+            // All its records are left out.
+            None => Parameters::zeros(self.context.layout().clone()).into_values(),
+        };
         let mut rows = std::mem::take(&mut self.rows);
+        if rows.is_empty() {
+            let tables = self.context.layout().tables().iter();
+            rows = tables.map(|table| Rows::new(table.width)).collect();
+        }
         let bounds = self.context.session.job().settings_at(self.position.version);
         let weight = std::mem::take(&mut self.weight);
         let weight = std::mem::take(&mut self.is_weighted).then_some(weight);
@@ -287,7 +376,7 @@ impl Worker<'_> {
             records,
             loss_sum: std::mem::take(&mut self.loss_sum),
             weight,
-            checksum: checksum(range.pass, range.task, range.from..range.to),
+            checksum,
             values,
             rows,
         };

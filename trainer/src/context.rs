@@ -26,6 +26,7 @@ use steadfast_host::time::{Instant, sleep};
 use steadfast_net::traces::TRACE;
 use steadfast_process::Failure;
 use steadfast_store::{Location, ObjectWriter, StoreError};
+use steadfast_trainer_core::record_search::TrialStandIn;
 use steadfast_trainer_core::{
     Batch, BatchIds, Evaluation, LaneBatches, Metric, MicroBatch, Model, ModelError, Parameters,
     Validity,
@@ -40,6 +41,7 @@ use tracing::{info, info_span, warn};
 use crate::activity::SharedActivity;
 use crate::course::Evaluations;
 use crate::current::Current;
+use crate::hang_watch::HangWatch;
 use crate::kept_names::KeptNames;
 use crate::metrics::Metrics;
 use crate::start;
@@ -66,6 +68,9 @@ pub struct Context {
     pub held_out_given_up: Mutex<BTreeSet<TaskId>>,
     /// The tensors that the model has beside its parameters, once they were asked for.
     pub fixed: OnceLock<Option<Arc<Vec<u8>>>>,
+    /// Stands in for the processes of trials.
+    pub trial: Option<TrialStandIn>,
+    pub hang_watch: HangWatch,
 }
 
 /// Counts the pushes in flight.
@@ -265,7 +270,12 @@ impl Context {
         if batch.is_empty() {
             return Ok(vec![BatchIds::default(); tables]);
         }
-        let ids = in_place(|| self.model.ids(batch, key))?;
+        let ids = || self.model.ids(batch, key);
+        let ids = in_place(|| match key {
+            Some(_) => self.hang_watch.computes(ids),
+            // An evaluation goes on beside the gradients.
+            None => ids(),
+        })?;
         if ids.len() != tables {
             let message = format!("it returned ids for {} of {tables} tables", ids.len());
             return Err(ModelError::Failed { message }.into());
@@ -856,7 +866,7 @@ impl Context {
         let started = Instant::now();
         let span = info_span!(target: TRACE, "compute", lane = lane.0, records);
         let _traced = span.enter();
-        let computed = in_place(|| work(self.model.as_ref()));
+        let computed = in_place(|| self.hang_watch.computes(|| work(self.model.as_ref())));
         (computed, started.elapsed())
     }
 

@@ -20,13 +20,16 @@ mod course;
 mod current;
 mod dataset;
 mod declared;
+mod hang_watch;
 mod kept_names;
 mod metrics;
 pub mod own_loop;
 mod run;
 mod start;
+mod suspects;
 mod sync_loop;
 mod tasks;
+mod trial;
 
 use std::process::ExitCode;
 

@@ -44,6 +44,7 @@ use tokio::runtime::{Builder, Runtime};
 use uuid::Uuid;
 
 use crate::current::{Current, Snapshot};
+use crate::hang_watch;
 use crate::run::{Args, run_process};
 
 /// Sends requests to the program whose loop computes.
@@ -71,6 +72,8 @@ impl<R> Requests<R> {
         let stopped = || ModelError::Failed { message: "the program's loop has ended".to_owned() };
         let (tx, rx) = sync_channel(1);
         self.0.send(request(Reply(tx))).map_err(|_| stopped())?;
+        // What the program did before it took the request may have taken long.
+        hang_watch::restart();
         rx.recv().map_err(|_| stopped())?
     }
 }

@@ -5,7 +5,10 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use clap::Parser;
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use serde_json::json;
+use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Lane, Pass, TrainerId};
 use steadfast_common::job::dataset::{Manifest, ReadOptions};
 use steadfast_common::job::schedule::{LaneSchedule, mini_batches};
@@ -19,8 +22,8 @@ use steadfast_host::random;
 use steadfast_host::time::{sleep, timeout};
 use steadfast_net::TlsIdentity;
 use steadfast_process::{
-    Admin, AdminContent, CommonArgs, Failure, LogIdentity, Readiness, Shutdown, init_logging,
-    wait_after_completion,
+    Admin, AdminContent, CommonArgs, Failure, LogIdentity, Readiness, Shutdown, exit_at_once,
+    init_logging, wait_after_completion,
 };
 use steadfast_trainer_core::{Inputs, Model, Registry};
 use steadfast_training_client::{
@@ -36,9 +39,11 @@ use crate::context::{Context, Pushing, TrainError};
 use crate::course::Evaluations;
 use crate::current::Current;
 use crate::dataset::Dataset;
+use crate::hang_watch::HangWatch;
 use crate::metrics::Metrics;
 use crate::sync_loop;
 use crate::tasks::Tasks;
+use crate::trial;
 
 /// Timeout of pushes in flight when the process leaves.
 const LAST_PUSH_MAX: Duration = Duration::from_secs(10);
@@ -73,7 +78,19 @@ pub async fn run(args: Args, registry: Registry) -> Result<(), Failure> {
 ///
 /// # Errors
 /// As [`run`].
-pub async fn run_process(
+pub fn run_process(
+    args: Args,
+    registry: Registry,
+    id: Uuid,
+    identity: LogIdentity,
+    shutdown: Shutdown,
+    current: &Current,
+) -> BoxFuture<'_, Result<(), Failure>> {
+    // Boxed, so it is compiled here and not in each program that calls this.
+    run_until_over(args, registry, id, identity, shutdown, current).boxed()
+}
+
+async fn run_until_over(
     args: Args,
     registry: Registry,
     id: Uuid,
@@ -81,6 +98,9 @@ pub async fn run_process(
     shutdown: Shutdown,
     current: &Current,
 ) -> Result<(), Failure> {
+    if let Some(directory) = trial::directory() {
+        return trial::compute(&directory, &registry).await;
+    }
     let (id, accept_code_change, args) = (TrainerId(id), args.accept_code_change, args.common);
     let exposure = args.security.exposure(Role::Trainer)?;
     let tls = exposure.identity();
@@ -315,8 +335,17 @@ impl Program<'_> {
         let tasks = Tasks::new(dataset, options, spec.seed, model.clone(), in_use);
         let checked = registration.check_code(&model.modules(), self.accept_code_change).await;
         checked.map_err(not_registered)?;
+        let (limit, on_hang) = (spec.tasks.deadline, self.registry.on_hang);
         let session = registration.complete(parameters, model.numerics()).await;
         let session = session.map_err(not_registered)?;
+        let hang_watch = HangWatch::start(limit, move || {
+            error!(
+                ?limit,
+                "the model has not returned from a gradient within `tasks.deadline`; the process ends"
+            );
+            on_hang.iter().for_each(|call| call());
+            exit_at_once(ErrorKind::Unavailable.exit_code())
+        });
         Ok(Context {
             session,
             model,
@@ -329,6 +358,8 @@ impl Program<'_> {
             evaluations,
             held_out_given_up: Mutex::default(),
             fixed: OnceLock::new(),
+            trial: self.registry.trial.clone(),
+            hang_watch,
         })
     }
 }

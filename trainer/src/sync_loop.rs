@@ -12,7 +12,7 @@ use std::time::Duration;
 use futures::FutureExt;
 use steadfast_common::ids::{Lane, Pass, TaskId, Version};
 use steadfast_common::job::dataset::Records;
-use steadfast_common::job::schedule::LaneSchedule;
+use steadfast_common::job::schedule::{BatchPart, LaneSchedule, record_order};
 use steadfast_common::records::applied_records::checksum;
 use steadfast_common::records::position::Position;
 use steadfast_common::status::TimeBreakdown;
@@ -23,6 +23,7 @@ use steadfast_coord::backoff;
 use steadfast_host::task::{TaskSet, in_place};
 use steadfast_host::time::{Instant, sleep};
 use steadfast_net::traces::TRACE;
+use steadfast_trainer_core::record_search::RecordName;
 use steadfast_trainer_core::{
     Batch, BatchIds, LaneBatches, MicroBatch, ModelError, Parameters, TableRows,
 };
@@ -31,11 +32,13 @@ use steadfast_training_client::{
     GenerationClient, Gradient, LaneEnd, LaneShare, LanesName, Pulled,
 };
 use tokio::sync::watch;
-use tracing::{Instrument, debug, info_span, warn};
+use tracing::{Instrument, debug, info, info_span, warn};
 
 use crate::buffers::Buffers;
 use crate::context::{Context, Destination, Evaluated, TrainError, TrainedModel};
+use crate::suspects::Suspects;
 use crate::tasks::TaskError;
+use crate::trial::TrialBatch;
 
 /// Pause before unreadable data is retried, unless another trainer is to try first.
 const RETRY: Duration = Duration::from_secs(1);
@@ -66,6 +69,7 @@ pub async fn train(
         tree: LaneTree::new(context.spec().sync.lanes),
         given_up: BTreeMap::new(),
         unreachable: BTreeSet::new(),
+        tried: (Version(0), BTreeSet::new()),
         schedules: BTreeMap::new(),
         parameters: Parameters::zeros(context.layout().clone()),
         reductions: (Vec::new(), None),
@@ -113,6 +117,9 @@ struct Worker<'a> {
     given_up: BTreeMap<Pass, BTreeSet<TaskId>>,
     /// Tasks whose data this trainer could not reach.
     unreachable: BTreeSet<(Pass, TaskId)>,
+    /// The lanes that processes of their own have computed, of the step from this version. The master may know only an
+    /// earlier version, so suspected lanes are tried at each step until it takes its suspicion back.
+    tried: (Version, BTreeSet<Lane>),
     /// Lane schedules of the current pass, and of the next one near its end.
     schedules: BTreeMap<Pass, LaneSchedule>,
     parameters: Parameters,
@@ -397,6 +404,7 @@ impl Worker<'_> {
             // Others have contributed these lanes, and the step is complete.
             return Ok(lanes);
         };
+        self.try_suspects(position, &loaded, &rows).await?;
         let nodes = self.tree.cover(&lanes).into_iter();
         for node in nodes.flat_map(|node| self.divided(node, &loaded)).collect::<Vec<_>>() {
             let parts: Vec<&LanePart> = node.lanes().map(|lane| &loaded[&lane]).collect();
@@ -416,6 +424,64 @@ impl Worker<'_> {
         Ok(lanes)
     }
 
+    /// Lets processes of their own compute the lanes that lost one trainer after another, before this process does. If a
+    /// record ends them, waits until training goes on without it, in another generation.
+    async fn try_suspects(
+        &mut self,
+        position: Position,
+        loaded: &BTreeMap<Lane, LanePart>,
+        rows: &[Rows],
+    ) -> Result<(), TrainError> {
+        let suspected = self.assignment.borrow().suspected.clone();
+        if self.tried.0 != position.version {
+            self.tried = (position.version, BTreeSet::new());
+        }
+        let is_new = |lane: &&Lane| !self.tried.1.contains(lane);
+        let lanes: Vec<Lane> =
+            suspected.iter().filter(|it| loaded.contains_key(it)).filter(is_new).copied().collect();
+        self.tried.1.extend(&lanes);
+        let batches = lanes.iter().map(|lane| self.trial_batch(&loaded[lane])).collect::<Vec<_>>();
+        let batches: Vec<_> = batches.into_iter().filter(|it| !it.records.is_empty()).collect();
+        if batches.is_empty() {
+            return Ok(());
+        }
+        info!(
+            ?lanes,
+            "trainers were lost with these lanes: a process of its own computes them first"
+        );
+        let suspects = Suspects {
+            context: self.context,
+            generation: self.generation,
+            position,
+            parameters: &self.parameters,
+            rows,
+        };
+        suspects.search(&batches).await
+    }
+
+    /// Names the records of a lane's part of a step.
+    fn trial_batch(&mut self, part: &LanePart) -> TrialBatch {
+        let MicroBatch { pass, step, lane, seed } = part.key;
+        let given_up = self.given_up(pass);
+        let mut records = Vec::new();
+        for part in self.schedule(pass).micro_batch(lane, step, &given_up) {
+            let (count, positions) = self.kept(pass, &part);
+            let order = record_order(count, seed, pass, part.task);
+            let named = positions.iter().filter_map(|it| order.get(*it as usize));
+            records.extend(named.map(|record| RecordName { task: part.task, record: *record }));
+        }
+        TrialBatch { pass, step, lane, records }
+    }
+
+    /// Returns the number of records of a part's task, and the positions of the part without the records that the
+    /// generation leaves out.
+    fn kept(&self, pass: Pass, part: &BatchPart) -> (u32, Vec<u32>) {
+        let manifest = self.context.tasks.dataset().loaded(pass).expect("it was waited for");
+        let count = manifest.records_of(part.task) as u32;
+        let positions = part.positions.clone();
+        (count, self.generation.left_out().kept(pass, part.task, count, positions))
+    }
+
     /// Lets the model prepare the batches of some lanes: those of this step, and those of the next one whose records are
     /// loaded.
     fn prepare(&mut self, loaded: &BTreeMap<Lane, LanePart>) -> Result<(), TrainError> {
@@ -430,7 +496,7 @@ impl Worker<'_> {
             let is_loaded = parts.iter().all(|part| {
                 let task = self.context.tasks.get(key.pass, part.task).now_or_never();
                 let Some(Ok(task)) = task else { return false };
-                records.extend(&task.select(&part.positions.clone().collect::<Vec<u32>>()));
+                records.extend(&task.select(&self.kept(key.pass, part).1));
                 true
             });
             if is_loaded {
@@ -620,9 +686,9 @@ impl Worker<'_> {
             for part in &parts {
                 match self.context.tasks.get(pass, part.task).await {
                     Ok(task) => {
-                        let positions: Vec<u32> = part.positions.clone().collect();
+                        let positions = self.kept(pass, part).1;
                         records.extend(&task.select(&positions));
-                        let of_range = checksum(pass, part.task, part.positions.clone());
+                        let of_range = checksum(pass, part.task, positions);
                         sum = sum.wrapping_add(of_range);
                     }
                     Err(error) => match self.report_failure(pass, part.task, lane, &error).await? {

@@ -192,16 +192,10 @@ fn located(manifest: &Manifest, task: TaskId, source: ModelError) -> TaskError {
     else {
         return TaskError::Model(source);
     };
-    let mut before = 0;
-    for chunk in manifest.chunks_of(task) {
-        let within = record as u64 - before;
-        if within < u64::from(chunk.records) {
-            let file = manifest.files[chunk.file as usize].url.clone();
-            return TaskError::BadRecord { file, record: chunk.first_record + within, source };
-        }
-        before += u64::from(chunk.records);
+    match manifest.record_named(task, record as u64) {
+        Some(named) => TaskError::BadRecord { file: named.file, record: named.first, source },
+        None => TaskError::Model(source),
     }
-    TaskError::Model(source)
 }
 
 impl Kept {

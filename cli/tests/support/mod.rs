@@ -256,4 +256,5 @@ not_implemented! {
     scale_trainers: ScaleRequest => ScaleReply,
     report_damage: ReportDamageRequest => ReportDamageReply,
     report_divergence: ReportDivergenceRequest => ReportDivergenceReply,
+    discard_record: DiscardRecordRequest => DiscardRecordReply,
 }

@@ -1,10 +1,12 @@
 //! One generation, as a trainer takes part in it.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use steadfast_common::ids::{Generation, Lane, Pass, RequestId, TaskId};
+use steadfast_common::ids::{Generation, Lane, Pass, RequestId, TaskId, Version};
 use steadfast_common::records::EvaluationRecord;
+use steadfast_common::records::discarded_records::{DiscardedRecord, LeftOutRecords};
 use steadfast_common::records::position::Position;
 use steadfast_common::status::TimeBreakdown;
 use steadfast_host::random;
@@ -26,6 +28,7 @@ const INIT_WAIT: Duration = Duration::from_millis(500);
 pub struct GenerationClient {
     pub(crate) master: Master,
     pub(crate) pservers: Pservers,
+    left_out: Arc<LeftOutRecords>,
 }
 
 /// A task of a lane, or a held-out task, that cannot be computed.
@@ -61,9 +64,9 @@ pub enum FailureDecision {
 }
 
 impl GenerationClient {
-    /// Returns the client of `master` and `pservers` in the generation of the latter.
-    pub fn new(master: Master, pservers: Pservers) -> Self {
-        Self { master, pservers }
+    /// Returns the client of `master` and `pservers` in the generation of the latter, which leaves out `left_out`.
+    pub fn new(master: Master, pservers: Pservers, left_out: LeftOutRecords) -> Self {
+        Self { master, pservers, left_out: left_out.into() }
     }
 
     pub fn number(&self) -> Generation {
@@ -82,6 +85,16 @@ impl GenerationClient {
 
     pub(crate) fn caller(&self) -> Option<v1::Caller> {
         self.master.caller(self.number())
+    }
+
+    /// Completes when another generation has begun.
+    pub async fn over(&self) {
+        self.pservers.cluster.generation_after(self.number()).await;
+    }
+
+    /// Returns which records the generation leaves out of training.
+    pub fn left_out(&self) -> &LeftOutRecords {
+        &self.left_out
     }
 
     /// Completes when the parameters have their initial values. Sets them to those of `values` if this trainer is
@@ -192,6 +205,28 @@ impl GenerationClient {
     pub async fn report_divergence(&self, reason: String) -> Result<(), ClientError> {
         let request = v1::ReportDivergenceRequest { caller: self.caller(), reason };
         self.master.report_divergence(request).await.map(drop)
+    }
+
+    /// Reports a record whose gradient ends the process that computes it, in the step from `version` (synchronous mode):
+    /// another generation begins without it.
+    ///
+    /// # Errors
+    /// A rejection, another generation, or the end of the job.
+    pub async fn discard_record(
+        &self,
+        record: DiscardedRecord,
+        version: Version,
+    ) -> Result<(), ClientError> {
+        let DiscardedRecord { task, record, from, reason } = record;
+        let request = v1::DiscardRecordRequest {
+            caller: self.caller(),
+            pass: from.0,
+            task: task.0,
+            record,
+            version: version.0,
+            reason,
+        };
+        self.master.discard_record(request).await.map(drop)
     }
 
     /// Enters the election of the saver, once training has ended at `position`. Its pass is the number of

@@ -149,10 +149,10 @@ impl HeldTasks {
         };
         let reply = self.generation.master.next_task(request).await?;
         Ok(match reply.next {
-            Some(Next::Task(v1::Dispatch { task, attempt, pass, .. })) => {
+            Some(Next::Task(v1::Dispatch { task, attempt, pass, is_suspected, .. })) => {
                 debug!(task, attempt, "task taken");
                 let (task, attempt, pass) = (TaskId(task), Attempt(attempt), Pass(pass));
-                let dispatch = DispatchRecord { task, attempt, pass };
+                let dispatch = DispatchRecord { task, attempt, pass, is_suspected };
                 self.held.push_back(dispatch);
                 NextTask::Taken(dispatch)
             }

@@ -19,6 +19,8 @@ use crate::{ClientError, GenerationClient};
 pub struct Assignment {
     number: u64,
     pub lanes: Vec<Lane>,
+    /// Lists those of `lanes` that lost trainers one after another at one step.
+    pub suspected: BTreeSet<Lane>,
     pub given_up: BTreeMap<Pass, BTreeSet<TaskId>>,
 }
 
@@ -91,6 +93,7 @@ fn publish(tx: &watch::Sender<Assignment>, reply: v1::FollowReply) {
     let assignment = Assignment {
         number: reply.assignment,
         lanes: reply.lanes.into_iter().map(Lane).collect(),
+        suspected: reply.suspected.into_iter().map(Lane).collect(),
         given_up: given_up.collect(),
     };
     tx.send_if_modified(|present| {

@@ -71,6 +71,7 @@ impl Master {
         advance(AdvanceRequest) -> AdvanceReply waits ADVANCE_WAIT;
         report_evaluation(ReportEvaluationRequest) -> ReportEvaluationReply;
         report_divergence(ReportDivergenceRequest) -> ReportDivergenceReply;
+        discard_record(DiscardRecordRequest) -> DiscardRecordReply;
         begin_save(BeginSaveRequest) -> BeginSaveReply;
         finish_save(FinishSaveRequest) -> FinishSaveReply;
     }

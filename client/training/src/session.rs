@@ -8,6 +8,7 @@ use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Incarnation, TrainerId};
 use steadfast_common::job::spec::{Mode, OptimizerSpec};
 use steadfast_common::records::code::Modules;
+use steadfast_common::records::discarded_records::LeftOutRecords;
 use steadfast_common::records::keys::Keys;
 use steadfast_common::records::{FixedRecord, JobRecord, PROTOCOL, TrainerRecord};
 use steadfast_common::tensor::layout::{Layout, ParamSpec, invalid_tables};
@@ -193,7 +194,8 @@ impl Session {
             self.job.spec.gradients.codec(),
             self.lease.deadline(),
         )?;
-        Ok(GenerationClient::new(self.master.clone(), pservers))
+        let left_out = LeftOutRecords::new(&pserver_set.record.discarded_records, &self.job.spec);
+        Ok(GenerationClient::new(self.master.clone(), pservers, left_out))
     }
 
     /// Records the object with the tensors that the model has beside its parameters. The fingerprint covers their

@@ -110,7 +110,7 @@ impl<'a> PassChecker<'a> {
             true => done(evidence, queue),
             false => BTreeSet::new(),
         };
-        let sums = PassSums::new(evidence.manifest_of(pass), pass);
+        let sums = PassSums::new(evidence, pass);
         Self {
             evidence,
             checkpoint,
@@ -218,7 +218,9 @@ impl<'a> PassChecker<'a> {
             expected = expected.and(self.prefix(slot, *task, *to, report));
             if wanted.contains(task) {
                 expected = expected.less(self.sums.of(*task));
-                tails += self.sums.of(*task).records.saturating_sub(u64::from(*to));
+                let pass = self.sums.pass;
+                let records = records_of(self.evidence.manifest_of(pass), *task);
+                tails += self.evidence.sum_of(pass, *task, *to..records.max(*to)).records;
                 unfinished.push(*task);
             } else {
                 self.note_prefix(slot, *task, *to, report);
@@ -279,12 +281,12 @@ impl<'a> PassChecker<'a> {
     /// that.
     fn prefix(&self, slot: Slot, task: TaskId, to: u32, report: &mut Report) -> Sum {
         let pass = self.sums.pass;
-        if self.sums.of(task).records <= u64::from(to) {
+        let records = records_of(self.evidence.manifest_of(pass), task);
+        if records <= to || !self.sums.tasks.contains_key(&task) {
             report.violation(What::NotOfThePass { pass, slot, task });
         }
         // Records that do not exist are not summed: a malicious file must not cost hours.
-        let to = to.min(records_of(self.evidence.manifest_of(pass), task));
-        Sum::of_range(pass, task, 0..to)
+        self.evidence.sum_of(pass, task, 0..to.min(records))
     }
 
     fn note_prefix(&self, slot: Slot, task: TaskId, counted: u32, report: &mut Report) {
@@ -324,7 +326,7 @@ impl<'a> PassChecker<'a> {
             let records = u32::try_from(sum.records).unwrap_or(u32::MAX);
             (0..records).step_by(push as usize).map(move |from| {
                 let to = from.saturating_add(push).min(records);
-                let sum = Sum::of_range(self.sums.pass, *task, from..to);
+                let sum = self.evidence.sum_of(self.sums.pass, *task, from..to);
                 (RecordSet::Range { task: *task, from, to }, sum)
             })
         });

@@ -73,7 +73,7 @@ fn check_sum(slot: Slot, counted: &AppliedRecords, report: &mut Report) {
     if let Some((&task, _)) = counted.open.iter().next() {
         return report.violation(What::NotOfThePass { pass: PASS, slot, task });
     }
-    let of_push = |number| Sum::of_range(PASS, number, 0..1);
+    let of_push = |number| Sum::of(PASS, number, 0..1);
     let expected = counted.done.iter().map(of_push).fold(Sum::default(), Sum::and);
     let found = counted.passes.last().map_or_else(Sum::default, Sum::from);
     if found != expected {

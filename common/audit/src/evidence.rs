@@ -1,6 +1,7 @@
 //! The input of an audit.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use serde::de::DeserializeOwned;
 use steadfast_common::ids::{Generation, Lane, Pass, Slot, TaskId, Version};
@@ -9,6 +10,7 @@ use steadfast_common::job::spec::JobSpec;
 use steadfast_common::records::applied_records::AppliedRecords;
 use steadfast_common::records::closures::{ClosureName, ClosureRecord};
 use steadfast_common::records::code::{CodeChange, CodeRecord};
+use steadfast_common::records::discarded_records::LeftOutRecords;
 use steadfast_common::records::given_up::GivenUpRecord;
 use steadfast_common::records::keys::Keys;
 use steadfast_common::records::position::Position;
@@ -16,6 +18,9 @@ use steadfast_common::records::stream::{StreamPassRecord, StreamRecord};
 use steadfast_common::records::{
     CheckpointRecord, Course, EvaluationRecord, GenerationRecord, QueueSnapshot, ResultRecord,
 };
+
+use crate::Sum;
+use crate::sum::records_of;
 
 /// The contents of etcd and of the files of a checkpoint.
 #[derive(Clone, Debug)]
@@ -173,6 +178,17 @@ impl Evidence {
         let known = self.stream.as_ref().map_or(Pass(0), |stream| stream.record.first);
         let listed = checkpoint.groups().map(|(_, group)| group.counted.earlier.end);
         listed.max().unwrap_or_default().max(known)
+    }
+
+    /// Returns the sum of consecutive positions of a task in one pass, without the records that are left out of training.
+    pub(crate) fn sum_of(&self, pass: Pass, task: TaskId, positions: Range<u32>) -> Sum {
+        let left_out = self.generations.last().map_or(&[][..], |it| &it.discarded_records);
+        if left_out.is_empty() {
+            return Sum::of(pass, task, positions);
+        }
+        let records = records_of(self.manifest_of(pass), task);
+        let left_out = LeftOutRecords::new(left_out, &self.spec);
+        Sum::of(pass, task, left_out.kept(pass, task, records, positions))
     }
 
     /// Returns the tasks that are listed as given up in a pass.

@@ -19,6 +19,7 @@ pub(crate) fn check(evidence: &Evidence, report: &mut Report) {
         report.generations.push(GenerationReport {
             generation: record.generation,
             checkpoint: record.checkpoint.clone(),
+            handover: record.handover.as_ref().map(|it| it.position.version),
             kept: record.kept.clone(),
             lost: lost(record),
             reason: record.reason.clone(),
@@ -37,7 +38,8 @@ fn check_one(evidence: &Evidence, record: &GenerationRecord, report: &mut Report
     if record.kept.is_empty() {
         return;
     }
-    if !may_continue(evidence) {
+    let had_followers = record.keeps_all() && 0 < evidence.spec.warm_spares;
+    if !may_continue(evidence) && !had_followers {
         let reason = "some slots kept their memory, but the job requires all slots to be restored";
         report.generation(record.generation, reason.to_owned());
     }

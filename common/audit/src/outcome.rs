@@ -48,15 +48,22 @@ pub(crate) fn check_listed(evidence: &Evidence, report: &mut Report) {
     }
 }
 
-/// Checks that the given-up tasks of the result are those in etcd.
+/// Checks that the given-up tasks of the result, and the records that were left out, are those in etcd.
 fn check_result(evidence: &Evidence, reported: &Discarded, report: &mut Report) {
+    let left_out = evidence.generations.last().map_or(&[][..], |it| &it.discarded_records);
+    let is_left_out = |it: &DiscardedTask| {
+        left_out.iter().any(|record| (record.task, &record.reason) == (it.task, &it.reason))
+    };
+    let times_left_out: u64 =
+        reported.listed.iter().filter(|it| is_left_out(it)).map(|it| it.times).sum();
     let found = Discarded {
-        tasks: evidence.discarded.len() as u64,
-        times: evidence.discarded.values().map(|it| it.times).sum(),
+        tasks: (evidence.discarded.len() + left_out.len()) as u64,
+        times: evidence.discarded.values().map(|it| it.times).sum::<u64>() + times_left_out,
         ..Discarded::default()
     };
     let is_other = |it: &&DiscardedTask| {
-        evidence.discarded.get(&it.task).is_none_or(|record| record.times != it.times)
+        let given_up = evidence.discarded.get(&it.task);
+        !is_left_out(it) && given_up.is_none_or(|record| record.times != it.times)
     };
     let others: Vec<TaskId> = reported.listed.iter().filter(is_other).map(|it| it.task).collect();
     if (reported.tasks, reported.times) != (found.tasks, found.times) || !others.is_empty() {

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use serde::Serialize;
-use steadfast_common::ids::{Generation, Pass, Slot, TaskId};
+use steadfast_common::ids::{Generation, Pass, Slot, TaskId, Version};
 use steadfast_common::job::spec::Mode;
 
 use crate::words::{pass as name_of, plural, some};
@@ -78,6 +78,9 @@ pub struct GenerationReport {
     pub generation: Generation,
     /// The checkpoint that the generation began from; absent for the start of the job.
     pub checkpoint: Option<String>,
+    /// The version at which the slots before handed their states over, in place of the checkpoint.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub handover: Option<Version>,
     /// Slots that kept their memory.
     pub kept: Vec<Slot>,
     /// Slots that restarted while others kept their memory.
@@ -199,9 +202,14 @@ impl PassReport {
 
 impl fmt::Display for GenerationReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let from = match &self.checkpoint {
-            Some(id) => format!("from checkpoint {id}"),
-            None => "from the start".to_owned(),
+        let all_kept = self.lost.is_empty() && !self.kept.is_empty();
+        let from = match (self.handover, &self.checkpoint) {
+            (Some(version), _) => {
+                format!("with what the slots before handed over at version {version}")
+            }
+            (None, _) if all_kept => "with the memory of all slots".to_owned(),
+            (None, Some(id)) => format!("from checkpoint {id}"),
+            (None, None) => "from the start".to_owned(),
         };
         write!(f, "generation {} began {from}", self.generation)?;
         if !self.lost.is_empty() {

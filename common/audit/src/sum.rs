@@ -1,12 +1,13 @@
 //! Sums over records: their number and their checksum.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 
 use serde::Serialize;
 use steadfast_common::ids::{Pass, TaskId};
 use steadfast_common::job::dataset::Manifest;
 use steadfast_common::records::applied_records::{AppliedPass, checksum};
+
+use crate::Evidence;
 
 /// The number of some records and the sum of their checksums. Equal sums mean equal records, see
 /// [`steadfast_common::records::applied_records`].
@@ -17,9 +18,12 @@ pub struct Sum {
 }
 
 impl Sum {
-    /// Returns the sum of the records at consecutive positions of a task in one pass.
-    pub fn of_range(pass: Pass, task: TaskId, positions: Range<u32>) -> Self {
-        Self { records: positions.len() as u64, checksum: checksum(pass, task, positions) }
+    /// Returns the sum of the records at these positions of a task in one pass.
+    pub fn of(pass: Pass, task: TaskId, positions: impl IntoIterator<Item = u32>) -> Self {
+        let mut records = 0;
+        let counted = positions.into_iter().inspect(|_| records += 1);
+        let checksum = checksum(pass, task, counted);
+        Self { records, checksum }
     }
 
     /// Adds `other`; both numbers wrap around on overflow.
@@ -55,11 +59,12 @@ pub(crate) struct PassSums {
 }
 
 impl PassSums {
-    /// Computes the sum of every task that `pass` trains on.
-    pub fn new(manifest: &Manifest, pass: Pass) -> Self {
+    /// Computes the sum of every task that `pass` trains on, without the records that are left out of training.
+    pub fn new(evidence: &Evidence, pass: Pass) -> Self {
         let mut tasks = BTreeMap::new();
+        let manifest = evidence.manifest_of(pass);
         for task in manifest.training_tasks() {
-            let sum = Sum::of_range(pass, task, 0..records_of(manifest, task));
+            let sum = evidence.sum_of(pass, task, 0..records_of(manifest, task));
             tasks.insert(task, sum);
         }
         Self { pass, tasks }

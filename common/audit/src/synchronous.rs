@@ -76,6 +76,7 @@ fn check_groups(checkpoint: &CheckpointEvidence, report: &mut Report) {
 
 /// The records that one pass should have applied.
 struct Plan<'a> {
+    evidence: &'a Evidence,
     manifest: &'a Manifest,
     pass: Pass,
     schedule: LaneSchedule,
@@ -86,7 +87,7 @@ impl<'a> Plan<'a> {
     fn new(evidence: &'a Evidence, pass: Pass) -> Self {
         let manifest = evidence.manifest_of(pass);
         let schedule = LaneSchedule::of(&evidence.spec, manifest, pass);
-        Self { manifest, pass, schedule, discarded: evidence.discarded_in(pass) }
+        Self { evidence, manifest, pass, schedule, discarded: evidence.discarded_in(pass) }
     }
 
     /// Checks the applied records of each group for the pass, or for its first `steps` steps.
@@ -131,7 +132,7 @@ impl<'a> Plan<'a> {
                     continue;
                 }
                 let to = u64::from(*records).min(left) as u32;
-                sum = sum.and(Sum::of_range(self.pass, *task, 0..to));
+                sum = sum.and(self.evidence.sum_of(self.pass, *task, 0..to));
                 left -= u64::from(to);
             }
         }
@@ -141,7 +142,7 @@ impl<'a> Plan<'a> {
     /// Returns the candidates for a missing or duplicate contribution: each task, micro-batch and step, and the first
     /// records of each given-up task.
     fn candidates(&self, expected: Sum, found: Sum) -> Vec<(RecordSet, Sum)> {
-        let sums = PassSums::new(self.manifest, self.pass);
+        let sums = PassSums::new(self.evidence, self.pass);
         let mut all: Vec<_> =
             sums.tasks.iter().map(|(task, sum)| (RecordSet::Task(*task), *sum)).collect();
         // A given-up task may have contributed its first records before.
@@ -151,7 +152,7 @@ impl<'a> Plan<'a> {
                 u32::try_from(extra).ok().filter(|to| sums.of(*task).records > u64::from(*to))
             {
                 let which = RecordSet::Range { task: *task, from: 0, to };
-                all.push((which, Sum::of_range(self.pass, *task, 0..to)));
+                all.push((which, self.evidence.sum_of(self.pass, *task, 0..to)));
             }
         }
         for step in 0..self.schedule.steps(&self.discarded) {
@@ -159,7 +160,7 @@ impl<'a> Plan<'a> {
             for lane in (0..self.schedule.lanes()).map(Lane) {
                 let ranges = self.schedule.micro_batch(lane, step, &self.discarded);
                 let of_lane = ranges.into_iter().fold(Sum::default(), |sum, range| {
-                    sum.and(Sum::of_range(self.pass, range.task, range.positions))
+                    sum.and(self.evidence.sum_of(self.pass, range.task, range.positions))
                 });
                 of_step = of_step.and(of_lane);
                 all.push((RecordSet::MicroBatch { lane, step }, of_lane));

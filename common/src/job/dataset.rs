@@ -115,6 +115,19 @@ impl Manifest {
         named.collect()
     }
 
+    /// Returns the place of one record of a task, whose number within the task is in the order of the files, from 0.
+    /// `None` if the task has no such record.
+    pub fn record_named(&self, task: TaskId, record: u64) -> Option<RecordRange> {
+        let mut left = record;
+        let chunk = self.chunks_of(task).iter().find(|chunk| {
+            let is_here = left < u64::from(chunk.records);
+            left -= if is_here { 0 } else { u64::from(chunk.records) };
+            is_here
+        })?;
+        let file = self.files.get(chunk.file as usize)?.url.clone();
+        Some(RecordRange { file, first: chunk.first_record + left, records: 1 })
+    }
+
     /// Returns the tasks that are not held out, ascending.
     pub fn training_tasks(&self) -> Vec<TaskId> {
         let held_out = |task: &TaskId| self.held_out.binary_search(task).is_ok();

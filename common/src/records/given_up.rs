@@ -31,6 +31,11 @@ fn ascending<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<(Pass, Pas
 }
 
 impl PassRanges {
+    /// Returns the passes from `first` to `last`, both included.
+    pub fn of(first: Pass, last: Pass) -> Self {
+        Self(if first <= last { vec![(first, last)] } else { Vec::new() })
+    }
+
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

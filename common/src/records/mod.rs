@@ -9,6 +9,7 @@ pub mod code;
 pub mod commits;
 pub mod contribution;
 pub mod course;
+pub mod discarded_records;
 pub mod extension;
 pub mod given_up;
 pub mod key_table;
@@ -32,6 +33,7 @@ use crate::ids::{
 };
 use crate::job::spec::JobSpec;
 use crate::records::change::Change;
+use crate::records::discarded_records::DiscardedRecord;
 use crate::records::extension::Extension;
 use crate::records::given_up::{Discarded, PassRanges};
 use crate::records::position::Position;
@@ -272,6 +274,9 @@ pub struct GenerationRecord {
     /// Number of changes of the job's settings that it takes into account.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub changes: u32,
+    /// The records that are left out of training, also those of earlier generations.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub discarded_records: Vec<DiscardedRecord>,
     /// Names what the slots load in place of the checkpoint: the shards of the generation before, at one version, which
     /// its pservers have in memory. Their objects have no names.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -365,6 +370,9 @@ pub struct DispatchRecord {
     pub task: TaskId,
     pub attempt: Attempt,
     pub pass: Pass,
+    /// Whether two trainers failed at the task before: a record of it may end the process that computes it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_suspected: bool,
 }
 
 /// `evaluation`: the latest evaluation on held-out data.

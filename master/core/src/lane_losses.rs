@@ -26,17 +26,13 @@ impl LaneLosses {
         }
     }
 
-    /// Returns the lanes that lost the most trainers, and how many, if training is still at `version`.
+    /// Returns the lanes that lost several trainers, and how many, if training is still at `version`.
     pub fn suspects(&self, version: Version) -> Vec<(Lane, u32)> {
-        let most = self.of.values().copied().max().unwrap_or(0);
-        if self.version != version || most < LOSSES_MIN {
+        if self.version != version {
             return Vec::new();
         }
-        self.of
-            .iter()
-            .filter(|(_, losses)| **losses == most)
-            .map(|(lane, it)| (*lane, *it))
-            .collect()
+        let several = self.of.iter().filter(|(_, losses)| LOSSES_MIN <= **losses);
+        several.map(|(lane, it)| (*lane, *it)).collect()
     }
 }
 
@@ -52,8 +48,8 @@ mod tests {
         assert_eq!(losses.suspects(Version(7)), []);
         losses.note(Version(7), &[Lane(1), Lane(2)]);
         assert_eq!(losses.suspects(Version(7)), [(Lane(1), 2)]);
-        losses.note(Version(7), &[Lane(1)]);
-        assert_eq!(losses.suspects(Version(7)), [(Lane(1), 3)]);
+        losses.note(Version(7), &[Lane(0)]);
+        assert_eq!(losses.suspects(Version(7)), [(Lane(0), 2), (Lane(1), 2)]);
     }
 
     #[test]

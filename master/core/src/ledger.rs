@@ -184,6 +184,11 @@ impl TaskFailures {
         self
     }
 
+    /// Returns whether two trainers failed, so that a record may be the reason.
+    pub fn is_suspicious(&self) -> bool {
+        2 <= self.failed_by.len()
+    }
+
     /// Returns whether the failures are attributed to the task. A single trainer may fail for reasons of
     /// its own, so two must fail if there are two. After twice as many failures of one trainer, the
     /// master stops waiting for a second one.
@@ -320,7 +325,8 @@ impl Ledger {
         let mut given = self.pending.of(request.trainer);
         if let Some((task, held)) = given.find(|(_, held)| held.request == request.id) {
             let (attempt, pass) = (held.attempt, self.head.pass);
-            let next = Next::Task(DispatchRecord { task, attempt, pass });
+            let is_suspected = held.failures.is_suspicious();
+            let next = Next::Task(DispatchRecord { task, attempt, pass, is_suspected });
             return Some(TaskReply { accepted: held.accepted, next });
         }
         let reply = self.replies.get(&request.trainer);
@@ -426,6 +432,7 @@ impl Ledger {
             next_attempt: Attempt(attempt.0 + 1),
             ..self.head
         };
+        let is_suspected = failures.is_suspicious();
         let TaskFailures { failures, failed_by } = failures;
         let record = TaskRecord::Pending {
             failures,
@@ -437,7 +444,7 @@ impl Ledger {
             backs_up,
         };
         let pending = QueueFact::Task { round: head.round, task, record };
-        let next = Next::Task(DispatchRecord { task, attempt, pass: head.pass });
+        let next = Next::Task(DispatchRecord { task, attempt, pass: head.pass, is_suspected });
         (vec![QueueFact::Head(head), pending], next)
     }
 

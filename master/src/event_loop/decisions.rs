@@ -1,9 +1,12 @@
 //! The decisions of the acting master, one for each event.
 
-use steadfast_common::ids::{Generation, TaskId, TrainerId};
+use steadfast_common::ids::{Generation, Pass, TaskId, TrainerId, Version};
 use steadfast_common::job::spec::Mode;
 use steadfast_common::machine::Moment;
-use steadfast_common::records::given_up::{Discarded, DiscardedTask, GivenUpRecord, LISTED_MAX};
+use steadfast_common::records::discarded_records::DiscardedRecord;
+use steadfast_common::records::given_up::{
+    Discarded, DiscardedTask, GivenUpRecord, LISTED_MAX, PassRanges,
+};
 use steadfast_common::records::{
     Best, CheckpointRecord, Course, DispatchRecord, EvaluationRecord, GenerationRecord, JobOutcome,
     ResultRecord,
@@ -100,6 +103,9 @@ impl TrainingJob {
             Event::Inconsistent { generation, reason, reply } => {
                 Answer::Done(reply, self.note_inconsistency(generation, reason))
             }
+            Event::DiscardRecord { generation, trainer, record, version, reply } => {
+                Answer::Done(reply, self.discard_record(generation, trainer, record, version))
+            }
             Event::Diverged { generation, reason, reply } => {
                 let answer = self.check_generation(generation);
                 if answer.is_ok() {
@@ -146,12 +152,15 @@ impl TrainingJob {
         let error = match wanted {
             Some(Rollback::Wanted { .. } | Rollback::Amended { .. }) => ControlError::Busy,
             // A report of damage comes again.
-            Some(Rollback::Damaged { .. } | Rollback::Inconsistent { .. }) | None => {
-                match self.state.result {
-                    Some(_) => ControlError::Over,
-                    None => return,
-                }
-            }
+            Some(
+                Rollback::Damaged { .. }
+                | Rollback::Inconsistent { .. }
+                | Rollback::Discarded { .. },
+            )
+            | None => match self.state.result {
+                Some(_) => ControlError::Over,
+                None => return,
+            },
         };
         self.reject_rollback(error, decision);
         self.live.rollback = wanted;
@@ -188,6 +197,30 @@ impl TrainingJob {
         if self.live.rollback.is_none() {
             error!(reason, "rolling the job back to its latest checkpoint");
             self.live.rollback = Some(Rollback::Inconsistent { reason });
+        }
+        Ok(())
+    }
+
+    /// Requests a generation without a record. The report is trusted, since its sender saw processes end twice. It comes
+    /// again until that generation has begun.
+    fn discard_record(
+        &mut self,
+        generation: Generation,
+        trainer: TrainerId,
+        record: DiscardedRecord,
+        version: Version,
+    ) -> Result<(), ControlError> {
+        self.check_caller(generation, trainer)?;
+        let manifest = &self.job.manifest;
+        let exists = match self.job.record.spec.dataset.follow {
+            true => self.state.stream.pass(record.from).is_some_and(|it| record.task.0 < it.tasks),
+            false => u64::from(record.record) < manifest.records_of(record.task),
+        };
+        if !exists || self.is_held_out(record.task) {
+            return Err(ControlError::NoSuchTask);
+        }
+        if self.live.rollback.is_none() {
+            self.live.rollback = Some(Rollback::Discarded { record, version });
         }
         Ok(())
     }
@@ -493,9 +526,15 @@ impl TrainingJob {
     /// Returns the counts of given-up tasks, and the first [`LISTED_MAX`] of them.
     pub(crate) fn discarded(&self, state: &JobState) -> Discarded {
         let all = state.given_up();
+        let (tasks, times): (u64, u64) = (
+            all.iter().map(|it| it.records().len() as u64).sum(),
+            all.iter().map(|it| it.times()).sum(),
+        );
+        let of_records = self.discarded_records(state).map(|it| it.times);
+        let (more, more_times) = of_records.fold((0, 0), |(n, sum), times| (n + 1, sum + times));
         Discarded {
-            tasks: all.iter().map(|it| it.records().len() as u64).sum(),
-            times: all.iter().map(|it| it.times()).sum(),
+            tasks: tasks + more,
+            times: times + more_times,
             listed: self
                 .all_discarded(state)
                 .take(LISTED_MAX)
@@ -508,7 +547,33 @@ impl TrainingJob {
     /// Returns all given-up tasks with their records.
     fn all_discarded(&self, state: &JobState) -> impl Iterator<Item = DiscardedTask> {
         let all = state.given_up().into_iter().flat_map(|it| it.records());
-        all.map(|(task, record)| self.discarded_task(*task, record))
+        let tasks = all.map(|(task, record)| self.discarded_task(*task, record));
+        tasks.chain(self.discarded_records(state))
+    }
+
+    /// Returns the records that the generation leaves out, each as a part of its task.
+    fn discarded_records(&self, state: &JobState) -> impl Iterator<Item = DiscardedTask> {
+        let spec = &self.job.record.spec;
+        let present = Pass(self.live.position.pass.0.max(state.ledger.head().pass.0));
+        let last = spec.passes.map_or(present, |passes| present.min(Pass(passes.max(1) - 1)));
+        let all = state.generation.iter().flat_map(|it| &it.discarded_records);
+        all.map(move |it| {
+            let last = if spec.dataset.follow { it.from } else { last.max(it.from) };
+            let passes = PassRanges::of(it.from, last);
+            DiscardedTask {
+                task: it.task,
+                held_out: false,
+                times: passes.count(),
+                passes,
+                reason: it.reason.clone(),
+                records: self
+                    .job
+                    .manifest
+                    .record_named(it.task, it.record.into())
+                    .into_iter()
+                    .collect(),
+            }
+        })
     }
 
     fn discarded_task(&self, task: TaskId, record: &GivenUpRecord) -> DiscardedTask {

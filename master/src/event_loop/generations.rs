@@ -2,10 +2,11 @@
 
 use std::collections::VecDeque;
 
-use steadfast_common::ids::{Generation, Incarnation, Slot, TaskId};
+use steadfast_common::ids::{Generation, Incarnation, Slot, TaskId, Version};
 use steadfast_common::job::spec::{EvaluationSpec, LostPserver, Mode};
 use steadfast_common::machine::Moment;
 use steadfast_common::records::amendment::{Amended, Amendment};
+use steadfast_common::records::discarded_records::{DISCARDED_RECORDS_MAX, DiscardedRecord};
 use steadfast_common::records::{
     CheckpointRecord, EvaluationRecord, GenerationRecord, QueueSnapshot, ROLLED_BACK_TO,
 };
@@ -43,6 +44,9 @@ pub(crate) enum Start<'a> {
     Chosen { id: &'a str, manifests: &'a [Fact] },
     /// From the latest checkpoint, with all its slots, because a user has changed the job.
     Amended,
+    /// From the latest checkpoint, with all its slots, without a record: contributions to the step in progress may have
+    /// it.
+    Without(&'a DiscardedRecord),
 }
 
 /// What a generation needs of etcd beside the state.
@@ -123,6 +127,7 @@ impl TrainingJob {
             kept,
             reason,
             changes: self.job.record.changes.len() as u32,
+            discarded_records: self.discarded_with(from),
             handover: handover.cloned().map(Box::new),
         };
         let manifest = point.checkpoint.as_ref().map(|(_, manifest)| manifest);
@@ -175,9 +180,11 @@ impl TrainingJob {
     /// Selects the manifest to begin from.
     fn restore_point(&self, stored: &Stored, start: Start<'_>) -> RestorePoint {
         let (from, chosen) = match start {
-            Start::Latest | Start::HandedOver(_) | Start::AfterDamage | Start::Amended => {
-                (self.state.checkpoint.as_deref(), None)
-            }
+            Start::Latest
+            | Start::HandedOver(_)
+            | Start::AfterDamage
+            | Start::Amended
+            | Start::Without(_) => (self.state.checkpoint.as_deref(), None),
             Start::Chosen { id, .. } => (Some(id), Some(id)),
         };
         let mut candidates = stored.manifests.clone();
@@ -222,8 +229,54 @@ impl TrainingJob {
             // A slot that began from the damaged checkpoint is rolled back with the others, even if its own
             // shard was intact.
             Start::AfterDamage => slots.filter(|slot| record.kept.contains(slot)).collect(),
-            Start::HandedOver(_) | Start::Chosen { .. } | Start::Amended => Vec::new(),
+            Start::HandedOver(_) | Start::Chosen { .. } | Start::Amended | Start::Without(_) => {
+                Vec::new()
+            }
         }
+    }
+
+    /// Returns the records that a generation leaves out: those of the present one, and that without which it begins.
+    fn discarded_with(&self, start: Start<'_>) -> Vec<DiscardedRecord> {
+        let mut records =
+            self.state.generation.as_ref().map_or_else(Vec::new, |it| it.discarded_records.clone());
+        if let Start::Without(record) = start {
+            records.push(record.clone());
+        }
+        records
+    }
+
+    /// Begins a generation without a record that ends the processes which compute it. If the latest checkpoint reflects
+    /// the step from `version`, a process has computed the record, and it stays.
+    fn discard(
+        &mut self,
+        moment: Moment,
+        stored: Stored,
+        record: &DiscardedRecord,
+        version: Version,
+        decision: &mut Decision,
+    ) -> Progress {
+        let Some(pserver_set) = self.pserver_set() else { return Progress::None };
+        let point = self.restore_point(&stored, Start::Without(record));
+        let begins = point.checkpoint.as_ref().map_or(Version(0), |(_, it)| it.position.version);
+        if self.job.record.spec.mode == Mode::Sync && version < begins {
+            warn!(reason = record.reason, "the record was computed after all; it stays");
+            return Progress::None;
+        }
+        let known = self.discarded_with(Start::Latest);
+        if DISCARDED_RECORDS_MAX <= known.len() {
+            let reason = format!(
+                "the model ends its process on more than {DISCARDED_RECORDS_MAX} records, such as {}",
+                record.reason
+            );
+            self.fail_job(moment, reason, decision);
+            return Progress::Decided;
+        }
+        let named = self.job.manifest.record_named(record.task, record.record.into());
+        let named = named.map(|it| format!("record {} of {}: ", it.first + 1, it.file));
+        let why = format!("a record is left out, {}{}", named.unwrap_or_default(), record.reason);
+        error!(task = %record.task, reason = why, "a record is left out");
+        self.begin_generation(moment, stored, &pserver_set, why, Start::Without(record), decision);
+        Progress::Decided
     }
 
     /// Moves the pointer to the checkpoint that the generation begins from, and invalidates the skipped
@@ -323,6 +376,9 @@ impl TrainingJob {
                 if begun == Begun::NotYet {
                     self.live.rollback = Some(Rollback::Inconsistent { reason });
                 }
+            }
+            Rollback::Discarded { record, version } => {
+                return self.discard(moment, stored, &record, version, decision);
             }
             Rollback::Wanted { checkpoint, force, reply } => {
                 match self.roll_back(moment, &checkpoint, force, stored, decision) {

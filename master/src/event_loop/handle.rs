@@ -7,6 +7,7 @@ use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Generation, Pass, TrainerId, Version};
 use steadfast_common::job::spec::CheckpointSpec;
 use steadfast_common::records::amendment::Amendment;
+use steadfast_common::records::discarded_records::DiscardedRecord;
 use steadfast_common::records::given_up::DiscardedTask;
 use steadfast_common::records::position::Position;
 use steadfast_common::records::scale::{ScaleRecord, ScaleWish};
@@ -123,6 +124,14 @@ pub enum Event {
         reason: String,
         reply: Reply<()>,
     },
+    /// The gradient of a record ends the process that computes it, in the step from `version`.
+    DiscardRecord {
+        generation: Generation,
+        trainer: TrainerId,
+        record: DiscardedRecord,
+        version: Version,
+        reply: Reply<()>,
+    },
     /// Adds a pass to a stream.
     AddPass {
         pass: Pass,
@@ -170,6 +179,11 @@ pub enum Rollback {
     /// To the latest checkpoint, because the slots do not reflect the same records.
     Inconsistent {
         reason: String,
+    },
+    /// To the latest checkpoint, to go on without a record, unless the checkpoint reflects the step from `version`.
+    Discarded {
+        record: DiscardedRecord,
+        version: Version,
     },
     Wanted {
         checkpoint: String,

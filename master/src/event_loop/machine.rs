@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use steadfast_common::ids::{Generation, TrainerId};
+use steadfast_common::ids::{Generation, Lane, TrainerId};
 use steadfast_common::job::schedule::LaneSchedule;
 use steadfast_common::job::spec::{JobSpec, Mode};
 use steadfast_common::machine::{Decision, Machine, Moment, Size};
@@ -174,11 +174,15 @@ impl TrainingJob {
         // The number changes whenever lanes move.
         let known = &self.assignments;
         let is_same = (known.generation, known.number) == (generation, number);
+        let suspects = self.live.lane_losses.suspects(self.live.position.version).into_iter();
+        let suspected: BTreeSet<Lane> = suspects.map(|(lane, _)| lane).collect();
+        let is_same = is_same && known.suspected == suspected;
         if has_same_trainers && is_same && known.given_up == *given_up {
             return;
         }
         let lanes = live.iter().map(|trainer| (*trainer, self.live.lanes.of(*trainer))).collect();
-        let assignments = Assignments { generation, number, lanes, given_up: given_up.clone() };
+        let given_up = given_up.clone();
+        let assignments = Assignments { generation, number, lanes, suspected, given_up };
         self.assigned_trainers = live;
         if *self.assignments != assignments {
             self.assignments = Arc::new(assignments);
@@ -263,6 +267,7 @@ fn changes_of(event: &Event, state: &JobState) -> usize {
         | Event::Damaged { .. }
         | Event::Diverged { .. }
         | Event::Inconsistent { .. }
+        | Event::DiscardRecord { .. }
         | Event::AddPass { .. }
         | Event::EndStream { .. }
         | Event::ForgetPasses { .. }

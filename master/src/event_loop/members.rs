@@ -106,6 +106,23 @@ impl Members {
         self.views = views;
     }
 
+    /// Describes the members that are left out because of their protocol.
+    pub fn left_out(&self) -> Vec<String> {
+        let pservers = self
+            .other_pservers
+            .iter()
+            .map(|(slot, it)| (format!("the pserver of slot {slot}"), it));
+        let trainers =
+            self.other_trainers.iter().map(|(trainer, it)| (format!("trainer {trainer}"), it));
+        let text = |(who, protocol): (String, &u32)| {
+            format!(
+                "{who} is left out: its program has protocol {protocol}, and that of the master has {PROTOCOL}; use \
+                 programs of one version"
+            )
+        };
+        pservers.chain(trainers).map(text).collect()
+    }
+
     /// Lets at most `limit` trainers work.
     pub fn limit(&mut self, limit: Option<u32>) {
         let is_same =
@@ -236,7 +253,9 @@ impl TrainingJob {
             return Vec::new();
         }
         let position = self.live.position;
-        let suspects = self.live.lane_losses.suspects(position.version).into_iter();
+        let suspects = self.live.lane_losses.suspects(position.version);
+        let most = suspects.iter().map(|(_, losses)| *losses).max().unwrap_or(0);
+        let suspects = suspects.into_iter().filter(|(_, losses)| *losses == most);
         let descriptions = suspects.map(|(lane, losses)| {
             let tasks = self.tasks_of_step(lane);
             format!(
@@ -298,8 +317,82 @@ impl TrainingJob {
                 pserver_set.len()
             );
         }
-        let lost: Vec<String> = self.lost_slots().iter().map(Slot::to_string).collect();
-        let slots = if lost.len() == 1 { "slot" } else { "slots" };
-        format!("memory lost in {slots} {}", lost.join(", "))
+        let named = |slots: &[Slot]| {
+            let list: Vec<String> = slots.iter().map(Slot::to_string).collect();
+            let slots = if slots.len() == 1 { "slot" } else { "slots" };
+            format!("{slots} {}", list.join(", "))
+        };
+        let is_copied =
+            |slot: &Slot| self.members.followed.get(slot) == record.slots.get(slot.0 as usize);
+        let (copied, lost): (Vec<Slot>, Vec<Slot>) =
+            self.lost_slots().into_iter().partition(is_copied);
+        match (&copied[..], &lost[..]) {
+            ([], lost) => format!("memory lost in {}", named(lost)),
+            (copied, []) => format!("followers took over {}", named(copied)),
+            (copied, lost) => {
+                format!("memory lost in {}; followers took over {}", named(lost), named(copied))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn view(records: Vec<(String, Value)>) -> Arc<View> {
+        let entry = |(key, value): (String, Value)| {
+            let (value, revision) = (value.to_string().into_bytes(), 3);
+            let entry = Entry {
+                key: key.clone(),
+                value,
+                create_revision: revision,
+                mod_revision: revision,
+                version: 1,
+                lease: 1,
+            };
+            (key, entry)
+        };
+        let entries: BTreeMap<String, Entry> = records.into_iter().map(entry).collect();
+        Arc::new(View { revision: 3, entries })
+    }
+
+    /// F38: programs of two versions in one job: those that the master may not understand are left out, and named.
+    #[test]
+    fn members_of_another_protocol_are_left_out_and_named() {
+        let keys = Keys::of_job("digits");
+        let id = |number: u128| TrainerId(uuid::Uuid::from_u128(number));
+        let pserver = |protocol: u32| {
+            let id = uuid::Uuid::nil();
+            json!({"id": id, "address": "a", "admin": "b", "protocol": protocol})
+        };
+        let trainer = |protocol: u32| json!({"admin": "", "numerics": "", "protocol": protocol});
+        let mut without = pserver(0);
+        without.as_object_mut().expect("it is one").remove("protocol");
+        let views = Views {
+            slots: view(vec![
+                (keys.ps(Slot(0)), pserver(PROTOCOL)),
+                (keys.ps(Slot(1)), pserver(PROTOCOL + 1)),
+                (keys.ps(Slot(2)), without),
+            ]),
+            trainers: view(vec![
+                (keys.trainer(id(1)), trainer(PROTOCOL)),
+                (keys.trainer(id(2)), trainer(PROTOCOL - 1)),
+            ]),
+            ..Views::default()
+        };
+        let mut members = Members::default();
+        members.follow(&keys, views);
+        assert_eq!(members.holders.keys().collect::<Vec<_>>(), [&Slot(0)]);
+        assert_eq!(*members.live_trainers, BTreeSet::from([id(1)]));
+        let left_out = members.left_out().join("\n");
+        for who in ["slot 1 is left out", "slot 2 is left out", "trainer 00000000"] {
+            assert!(left_out.contains(who), "{left_out}");
+        }
+        assert_eq!(left_out.lines().count(), 3, "{left_out}");
     }
 }

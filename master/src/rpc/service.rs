@@ -8,6 +8,7 @@ use steadfast_common::ids::{
 };
 use steadfast_common::job::job_file;
 use steadfast_common::records::amendment::Amendment;
+use steadfast_common::records::discarded_records::DiscardedRecord;
 use steadfast_common::records::extension::More;
 use steadfast_common::records::given_up::Discarded;
 use steadfast_common::records::stream::LeftOut;
@@ -22,13 +23,14 @@ use steadfast_proto::v1::master_server::Master;
 use steadfast_proto::v1::next_task_request::Report as WireReport;
 use steadfast_proto::v1::{
     AdvanceReply, AdvanceRequest, AllDone, AmendJobReply, AmendJobRequest, BeginInitReply,
-    BeginInitRequest, BeginSaveReply, BeginSaveRequest, Caller, Dispatch, DrainReply, DrainRequest,
-    Evaluation, FailTaskReply, FailTaskRequest, FinishInitReply, FinishInitRequest,
-    FinishSaveReply, FinishSaveRequest, FollowReply, FollowRequest, GivenUp as WireGivenUp, Later,
-    NextTaskReply, NextTaskRequest, ReportDamageReply, ReportDamageRequest, ReportDivergenceReply,
-    ReportDivergenceRequest, ReportEvaluationReply, ReportEvaluationRequest,
-    RestoreCheckpointReply, RestoreCheckpointRequest, ScaleReply, ScaleRequest, StatusReply,
-    StatusRequest, TakeCheckpointReply, TakeCheckpointRequest, amend_job_request, begin_init_reply,
+    BeginInitRequest, BeginSaveReply, BeginSaveRequest, Caller, DiscardRecordReply,
+    DiscardRecordRequest, Dispatch, DrainReply, DrainRequest, Evaluation, FailTaskReply,
+    FailTaskRequest, FinishInitReply, FinishInitRequest, FinishSaveReply, FinishSaveRequest,
+    FollowReply, FollowRequest, GivenUp as WireGivenUp, Later, NextTaskReply, NextTaskRequest,
+    ReportDamageReply, ReportDamageRequest, ReportDivergenceReply, ReportDivergenceRequest,
+    ReportEvaluationReply, ReportEvaluationRequest, RestoreCheckpointReply,
+    RestoreCheckpointRequest, ScaleReply, ScaleRequest, StatusReply, StatusRequest,
+    TakeCheckpointReply, TakeCheckpointRequest, amend_job_request, begin_init_reply,
     begin_save_request, fail_task_request, next_task_reply,
 };
 use steadfast_proto::{status, v1};
@@ -188,6 +190,7 @@ impl Master for Service {
                 attempt: dispatch.attempt.0,
                 pass: dispatch.pass.0,
                 deadline_ms: acting.task_deadline.as_millis() as u64,
+                is_suspected: dispatch.is_suspected,
             }),
             Next::NotYet => next_task_reply::Next::Later(Later { retry_ms: RETRY_MS }),
             Next::AllDone => next_task_reply::Next::AllDone(AllDone {}),
@@ -403,6 +406,24 @@ impl Master for Service {
         Ok(Response::new(ReportDivergenceReply {}))
     }
 
+    async fn discard_record(
+        &self,
+        request: Request<DiscardRecordRequest>,
+    ) -> Result<Response<DiscardRecordReply>, Status> {
+        let request = request.into_inner();
+        let (trainer, generation) = caller(request.caller)?;
+        let record = DiscardedRecord {
+            task: TaskId(request.task),
+            record: request.record,
+            from: Pass(request.pass),
+            reason: reason(request.reason),
+        };
+        let version = Version(request.version);
+        self.ask(|reply| Event::DiscardRecord { generation, trainer, record, version, reply })
+            .await?;
+        Ok(Response::new(DiscardRecordReply {}))
+    }
+
     async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
         let status = self.acting()?.status();
         let json = serde_json::to_vec(&status)
@@ -470,5 +491,10 @@ fn follow_reply(assignments: &Assignments, trainer: TrainerId) -> FollowReply {
         assignment: assignments.number,
         lanes: lanes.iter().map(|Lane(lane)| *lane).collect(),
         given_up: given_up.collect(),
+        suspected: lanes
+            .iter()
+            .filter(|lane| assignments.suspected.contains(lane))
+            .map(|Lane(lane)| *lane)
+            .collect(),
     }
 }

@@ -27,6 +27,8 @@ pub struct Assignments {
     /// Number of the lane assignment.
     pub number: u64,
     pub lanes: BTreeMap<TrainerId, Vec<Lane>>,
+    /// Lanes that lost trainers one after another at the present step.
+    pub suspected: BTreeSet<Lane>,
     /// Tasks given up in the current and the next pass.
     pub given_up: BTreeMap<Pass, Arc<BTreeSet<TaskId>>>,
 }
@@ -237,6 +239,8 @@ fn waits(event_loop: &TrainingJob, status: &JobStatus, details: &Details) -> Vec
         let name = format!("slot {}", slot.slot);
         waits.push(Wait::of_job(&name, format!("{name} has no pserver")));
     }
+    let left_out = event_loop.members.left_out().into_iter();
+    waits.extend(left_out.map(|why| Wait::of_job("", why)));
     if status.trainers.is_empty() {
         let why = match event_loop.job.record.spec.model.has_closures() {
             true => "no program with a coordinator runs",

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import faulthandler
 import os
-import signal
 import threading
 from typing import List, NamedTuple, Optional, Protocol, Sequence, Tuple, Union
 
 from .. import _native
+from .._stacks import print_stacks_when_asked
 from ..errors import InvalidError
 
 __all__ = ["ADDED", "REMOVED", "Agent", "Assignment", "Buffer", "SoloAgent", "agent", "find_agent"]
@@ -224,7 +222,7 @@ def find_agent() -> Agent:
     """
     if os.environ.get(AGENT_VARIABLE):
         found: Agent = _native.Worker()
-        _print_stacks_when_asked()
+        print_stacks_when_asked()
         return found
     world_size = os.environ.get("WORLD_SIZE", "1")
     if world_size != "1":
@@ -233,13 +231,6 @@ def find_agent() -> Agent:
             f"WORLD_SIZE is {world_size}, but no agent started this worker; start the program with `steadfast run`"
         )
     return SoloAgent()
-
-
-def _print_stacks_when_asked() -> None:
-    # The agent sends it to workers that hang. A program may have a handler of its own.
-    if signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL:
-        with contextlib.suppress(AttributeError, OSError, ValueError):  # no file behind stderr
-            faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 
 _AGENT: Optional[Agent] = None

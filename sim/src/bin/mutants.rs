@@ -107,9 +107,12 @@ fn build(root: &Path, tree: &Path) -> Result<(), String> {
 
 fn first_found(root: &Path, mode: &str, seeds: u64) -> Result<String, String> {
     let seeds = seeds.to_string();
-    for how in
-        [&["--seed", "1", "--seeds", &seeds, "--first"][..], &["--explore", "--calls", "--first"]]
-    {
+    for how in [
+        &["--seed", "1", "--seeds", &seeds, "--first"][..],
+        &["--explore", "--calls", "--first"],
+        &["--explore", "--deaths", "--first"],
+        &["--explore", "--moves", "--first"],
+    ] {
         let ran = Command::new(target(root).join("mutants/steadfast-sim"))
             .args(how)
             .args(["--mode", mode])
@@ -121,5 +124,7 @@ fn first_found(root: &Path, mode: &str, seeds: u64) -> Result<String, String> {
             return Ok(found.to_owned());
         }
     }
-    Err(format!("no failure in {seeds} seeds of each mode, nor in any deviation of a single call"))
+    Err(format!(
+        "no failure in {seeds} seeds of each mode, nor in any deviation of a single call, nor death of a pserver"
+    ))
 }

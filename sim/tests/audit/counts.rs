@@ -65,7 +65,7 @@ fn pushes(evidence: &Evidence, pass: Pass) -> Vec<(RecordSet, Sum)> {
         let records = manifest.records_of(task) as u32;
         for from in (0..records).step_by(push as usize) {
             let to = records.min(from + push);
-            let sum = Sum::of_range(pass, task, from..to);
+            let sum = Sum::of(pass, task, from..to);
             sums.push((RecordSet::Range { task, from, to }, sum));
         }
     }

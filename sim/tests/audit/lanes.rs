@@ -48,7 +48,7 @@ fn micro_batches(evidence: &Evidence, pass: Pass) -> Vec<(RecordSet, Sum)> {
     let lanes = |step| (0..schedule.lanes()).map(move |lane| (Lane(lane), step));
     let sums = (0..steps).flat_map(lanes).map(|(lane, step)| {
         let ranges = schedule.micro_batch(lane, step, &given_up).into_iter();
-        let sums = ranges.map(|it| Sum::of_range(pass, it.task, it.positions));
+        let sums = ranges.map(|it| Sum::of(pass, it.task, it.positions));
         (RecordSet::MicroBatch { lane, step }, sums.fold(Sum::default(), Sum::and))
     });
     sums.filter(|(_, sum)| 0 < sum.records).collect()

@@ -18,11 +18,15 @@ use steadfast_sim::{Mode, Outcome, Plan, Recording, Workload, record};
 /// Seeds of each mode that are recorded.
 const SEEDS: u64 = 40;
 
+/// The most seeds of a mode in which a test looks for what it needs.
+const SEEDS_MAX: u64 = 1000;
+
 /// The most histories of one test.
 const CASES: usize = 60;
 
 /// A run of a seed, with the faults of the seed.
 pub struct Run {
+    pub mode: Mode,
     pub seed: u64,
     pub job: Workload,
     pub keys: Keys,
@@ -55,7 +59,7 @@ fn run(mode: Mode, seed: u64) -> Run {
     let plan = Plan::of_seed(mode, seed);
     let (outcome, recording) = record(&plan);
     let (keys, job) = (Keys::of_job(plan.job.name()), plan.job);
-    Run { seed, job, keys, outcome, recording }
+    Run { mode, seed, job, keys, outcome, recording }
 }
 
 impl Run {
@@ -91,6 +95,12 @@ impl Run {
             ),
         }
     }
+}
+
+/// Records the runs of the seeds that follow those of `runs`.
+pub fn later_runs(runs: &[Run]) -> impl Iterator<Item = Run> {
+    let mode = runs.first().map_or(Mode::Sync, |it| it.mode);
+    (SEEDS + 1..=SEEDS_MAX).map(move |seed| run(mode, seed))
 }
 
 /// Returns the evidence of all checkpoints of some runs.

@@ -28,16 +28,15 @@ fn sha(result: &Value) -> String {
 
 /// Returns the SHA-256 of a job after an undisturbed run.
 fn undisturbed(job: &Job) -> String {
-    let scene = Scene::new();
-    sha(&Run::to_end(&scene, job, "data", &[]))
+    sha(&Run::undisturbed(job))
 }
 
-fn generation(cluster: &Cluster) -> Value {
+pub(crate) fn generation(cluster: &Cluster) -> Value {
     cluster.value(&cluster.keys.generation()).expect("a generation began")
 }
 
 /// Waits for the generation after `before`.
-fn next_generation(cluster: &Cluster, before: &Value) -> Value {
+pub(crate) fn next_generation(cluster: &Cluster, before: &Value) -> Value {
     let number = |it: &Value| it["generation"].as_u64();
     eventually("another generation begins", || {
         cluster.value(&cluster.keys.generation()).filter(|it| number(before) < number(it))
@@ -238,6 +237,35 @@ fn a_changed_number_of_slots_moves_the_parameters_and_changes_no_bit() {
     eventually("the new generation takes checkpoints as well", || {
         (manifest(&cluster, &latest(&cluster))["generation"] == after["generation"]).then_some(())
     });
+    assert_eq!(sha(&cluster.result()), expected);
+}
+
+/// F37, D2: slots that are added or removed read their state from the others, so that no step is taken back although
+/// there is no checkpoint.
+#[test]
+fn a_changed_number_of_slots_takes_no_step_back() {
+    let job = Job::long().with("every_steps = 200", "every = \"1h\"");
+    let expected = undisturbed(&job);
+    let scene = Scene::new();
+    let cluster = Cluster::new(&scene, &job, 2, SHORT);
+    let _master = cluster.master("master");
+    let _pservers = pservers(&cluster, 3);
+    let _trainers = [cluster.trainer("trainer-0"), cluster.trainer("trainer-1")];
+    // The only checkpoint is that of the end.
+    let none = |cluster: &Cluster<'_>| cluster.value(&cluster.keys.checkpoint_latest()).is_none();
+    for (slots, step) in [("3", 300), ("1", 600), ("2", 900)] {
+        cluster.until_step(step);
+        let before = generation(&cluster);
+        cluster.etcd.ctl(&["put", &cluster.keys.ps_desired(), slots]);
+        let after = next_generation(&cluster, &before);
+        assert_eq!(after["slots"].as_array().map(|it| it.len().to_string()), Some(slots.into()));
+        let version = after["handover"]["position"]["version"].as_u64();
+        assert!(Some(step) <= version, "{after}");
+        assert!(none(&cluster), "a checkpoint was taken");
+        eventually("the surplus pservers are spares", || {
+            (cluster.list(&cluster.keys.ps_prefix()).len().to_string() == slots).then_some(())
+        });
+    }
     assert_eq!(sha(&cluster.result()), expected);
 }
 

@@ -102,6 +102,7 @@ mod model;
 mod network;
 mod parameters;
 mod ranking;
+pub mod record_search;
 mod registry;
 mod wide_and_deep;
 

@@ -9,6 +9,7 @@ use crate::error::ModelError;
 use crate::factorization_machine::FactorizationMachine;
 use crate::model::Model;
 use crate::network::Network;
+use crate::record_search::TrialStandIn;
 use crate::wide_and_deep::WideAndDeep;
 
 /// What the records of a dataset have, beside a label.
@@ -27,12 +28,16 @@ pub type ModelFactory =
 /// Factories of models by name.
 pub struct Registry {
     factories: BTreeMap<String, ModelFactory>,
+    /// Stands in for the processes that look for a record which ends them, in a simulation.
+    pub trial: Option<TrialStandIn>,
+    /// Called before the process ends because its model hangs; it may say where.
+    pub on_hang: Option<fn()>,
 }
 
 impl Registry {
     /// Creates a registry of the [built-in models](steadfast_common::job::models::BUILT_IN).
     pub fn built_in() -> Self {
-        let mut registry = Self { factories: BTreeMap::new() };
+        let mut registry = Self { factories: BTreeMap::new(), trial: None, on_hang: None };
         for name in ["linear", "softmax", "mlp"] {
             registry.checked(name, |spec, it| Box::new(Network::new(spec, it.features)));
         }

@@ -136,7 +136,8 @@ impl<'a> Keyspace<'a> {
     fn forgets(&self, revision: &Revision) -> Option<Option<EvaluationRecord>> {
         let begun = revision.changes.iter().find(|it| it.key == self.keys.generation())?;
         let record: GenerationRecord = serde_json::from_str(begun.value.as_ref()?).ok()?;
-        let from = record.checkpoint.and_then(|id| self.checkpoints.get(&id));
+        let stored = record.checkpoint.and_then(|id| self.checkpoints.get(&id));
+        let from = record.handover.as_deref().or(stored);
         let position = from.map(|from| from.position).unwrap_or_default();
         let latest = self.evaluation.as_ref();
         Some(latest.and_then(|latest| EvaluationSpec::forgotten(latest, &position)))

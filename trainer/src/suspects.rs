@@ -1,0 +1,95 @@
+//! What a trainer does before it computes what other trainers were lost with.
+
+use std::time::Duration;
+
+use steadfast_common::records::discarded_records::DiscardedRecord;
+use steadfast_common::records::position::Position;
+use steadfast_common::tensor::table::Rows;
+use steadfast_host::task::in_place;
+use steadfast_host::time::sleep;
+use steadfast_trainer_core::Parameters;
+use steadfast_trainer_core::record_search::RecordName;
+use steadfast_training_client::{ClientError, GenerationClient};
+use tracing::{info, warn};
+
+use crate::context::{Context, TrainError};
+use crate::trial::{TrialBatch, Trials};
+
+/// Pause before the master is told again of a record.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// The surroundings of batches with which trainers were lost.
+pub(crate) struct Suspects<'a> {
+    pub context: &'a Context,
+    pub generation: &'a GenerationClient,
+    pub position: Position,
+    pub parameters: &'a Parameters,
+    /// The rows of each table, for all batches.
+    pub rows: &'a [Rows],
+}
+
+impl Suspects<'_> {
+    /// Lets processes of their own compute batches of one pass. If a record ends them, waits until training goes on
+    /// without it, in another generation.
+    ///
+    /// # Errors
+    /// A rejection, another generation, or the end of the job.
+    pub async fn search(&self, batches: &[TrialBatch]) -> Result<(), TrainError> {
+        let Some(first) = batches.first() else { return Ok(()) };
+        let (context, generation, pass) = (self.context, self.generation, first.pass);
+        context.activity.note(|activity| {
+            activity.description = "looking for a record that ends its process";
+        });
+        let found = tokio::select! {
+            biased;
+            () = generation.over() => return Err(ClientError::NewGeneration.into()),
+            () = context.session.job_ended() => return Err(ClientError::JobEnded.into()),
+            found = self.find(batches) => found,
+        };
+        context.activity.note(|activity| activity.description = "training");
+        let (RecordName { task, record }, how) = match found {
+            Ok(found) => found,
+            Err(reason) => {
+                info!(reason, "no record was found that ends its process");
+                return Ok(());
+            }
+        };
+        let reason = format!("{how} when it computed the gradient of the record, twice");
+        // The master does not know the files of a stream's passes.
+        let reason = match context.tasks.dataset() {
+            dataset if dataset.is_fixed() => reason,
+            dataset => {
+                let manifest = dataset.loaded(pass);
+                let named = manifest.and_then(|it| it.record_named(task, record.into()));
+                let named = named.map(|it| format!("record {} of {}: ", it.first + 1, it.file));
+                named.unwrap_or_default() + &reason
+            }
+        };
+        warn!(%task, record, reason, "the record is to be left out");
+        let record = DiscardedRecord { task, record, from: pass, reason };
+        loop {
+            // The master may be lost before it has begun the generation.
+            generation.discard_record(record.clone(), self.position.version).await?;
+            tokio::select! {
+                biased;
+                () = generation.over() => return Err(ClientError::NewGeneration.into()),
+                () = context.session.job_ended() => return Err(ClientError::JobEnded.into()),
+                () = sleep(RETRY) => {}
+            }
+        }
+    }
+
+    async fn find(&self, batches: &[TrialBatch]) -> Result<(RecordName, String), String> {
+        let (context, pass) = (self.context, batches[0].pass);
+        let manifest = context.tasks.dataset().loaded(pass).ok_or("the pass is not known")?;
+        let (stand_in, job) = (context.trial.as_ref(), context.session.job());
+        // It writes all the parameters.
+        let trials = in_place(|| Trials::new(stand_in, job, &manifest, self.parameters, self.rows));
+        let trials = trials.map_err(|error| {
+            // Without it, the record ends one trainer after another.
+            warn!(%error, "cannot look for a record that ends its process");
+            format!("cannot write a file: {error}")
+        });
+        trials?.find(batches).await
+    }
+}
