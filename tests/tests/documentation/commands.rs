@@ -23,6 +23,7 @@ const OF_OTHERS: &[&str] = &[
     "--logdir",
     "--explore",
     "--pairs",
+    "--moves",
     "--trace",
     // Of `python -m steadfast.worker`.
     "--threads",

@@ -1,13 +1,16 @@
 //! Jobs of real processes under faults: each ends with the parameters of the undisturbed run, and its
 //! etcd history keeps the invariants at every revision.
 
+use std::process::Command;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use steadfast_common::job::spec::Mode;
 use steadfast_tests::faults::{Fault, FaultTarget, Kind, Outcome, Role, Schedule, Shape};
-use steadfast_tests::{EtcdCluster, Job, Network, Quota, Run, Scene, Signal, eventually};
+use steadfast_tests::{
+    EtcdCluster, Job, Network, Preloaded, Quota, Run, Scene, Signal, eventually, program,
+};
 
 /// Returns the SHA-256 of the job of all worlds after an undisturbed run.
 fn undisturbed() -> &'static str {
@@ -260,6 +263,100 @@ fn pservers_keep_their_memory_after_etcd_stalled_until_all_leases_expired() {
     assert_eq!(outcome.checkpoints_loaded, Vec::<Value>::new(), "a checkpoint was restored");
 }
 
+/// Waits until a pserver and a trainer have passed the deadlines of their leases.
+fn until_leases_are_late(world: &mut FaultTarget<'_>) {
+    for role in [Role::Pserver, Role::Trainer] {
+        world.until("a lease is not renewed in time", |world| {
+            world.says(role, "etcd did not renew the lease in time")
+        });
+    }
+}
+
+/// Checks that no pserver and no trainer has ended, and that no checkpoint was restored.
+fn assert_no_step_was_taken_back(outcome: &Outcome) {
+    let servers = outcome.ends.keys().filter(|it| !it.starts_with("master"));
+    assert_eq!(servers.count(), 0, "{:?}", outcome.ends);
+    assert_eq!(outcome.checkpoints_loaded, Vec::<Value>::new(), "a checkpoint was restored");
+}
+
+/// F16, F17: a step of a synchronous job needs no commit.
+#[test]
+fn synchronous_steps_go_on_while_etcd_is_away_for_longer_than_a_lease() {
+    let scene = Scene::new();
+    let job = Shape::default().job(&scene).with("passes = 120", "passes = 400");
+    let expected = Run::to_end(&scene, &job, "data", &[]);
+    let all = expected["steps"].as_u64().expect("a finished job has steps");
+    let mut world = FaultTarget::start_job(&scene, Shape::default(), &job);
+    world.until_step(100);
+    world.inject_for_long(Fault::of_all(Kind::EtcdStall));
+    until_leases_are_late(&mut world);
+    let (step, checkpoint) = (world.steps(), latest(&world));
+    // A fast machine may be at the end by now.
+    world.until_step((step + 100).min(all));
+    assert_eq!(latest(&world), checkpoint, "nothing can be committed");
+    world.heal_all();
+    let sha = &expected["parameters_sha256"];
+    let outcome = world.finish_as(|outcome| assert_eq!(outcome.sha, *sha));
+    assert_no_step_was_taken_back(&outcome);
+}
+
+/// F16: the end of a job is a commit.
+#[test]
+fn a_job_that_has_computed_its_last_step_waits_for_etcd() {
+    let scene = Scene::new();
+    let job = Shape::default().job(&scene);
+    let expected = Run::to_end(&scene, &job, "data", &[]);
+    let mut world = FaultTarget::start_job(&scene, Shape::default(), &job);
+    world.until_step(100);
+    world.inject_for_long(Fault::of_all(Kind::EtcdStall));
+    until_leases_are_late(&mut world);
+    world.until_step(expected["steps"].as_u64().expect("a finished job has steps"));
+    world.heal_all();
+    let sha = &expected["parameters_sha256"];
+    let outcome = world.finish_as(|outcome| assert_eq!(outcome.sha, *sha));
+    assert_no_step_was_taken_back(&outcome);
+}
+
+/// F31: rows in limited memory, shards and the model are synced. A process whose sync fails does not take it for done.
+#[test]
+fn a_job_with_a_table_survives_syncs_that_fail() {
+    let schedule = "@60 sync-fail; +60 sync-fail; +20 kill pserver 0; +40 sync-fail";
+    survives_in_chaos(&["--job", "table", "--spares", "1"], schedule);
+}
+
+/// F31: an etcd whose log cannot be synced acknowledges nothing more, and ends. Another one takes over what is durable.
+#[test]
+fn a_job_goes_on_after_its_embedded_etcd_could_not_sync_its_log() {
+    let scene = Scene::new();
+    let job = Job::long();
+    let expected = undisturbed_sha(&scene, &job);
+    let Some(faults) = Preloaded::build(&scene) else {
+        eprintln!("skipped: there is no C compiler");
+        return;
+    };
+    let mut run = Run::start_with(&scene, &job, "failing", &faults.environment());
+    run.until_step(200);
+    faults.fail_syncs(true);
+    eventually("the reason is told", || {
+        let told = |line: &str| line.contains("etcd ended") && line.contains("cannot sync");
+        run.stderr().lines().any(told).then_some(())
+    });
+    faults.fail_syncs(false);
+    let summary = run.finish();
+    assert_eq!(summary["parameters_sha256"], expected.as_str());
+    scene.audited("failing");
+}
+
+/// F28: leases, deadlines and pauses are not measured with the calendar.
+#[test]
+fn jumps_of_the_calendar_time_move_no_lease_and_no_step() {
+    let schedule = "@60 clock; +100 clock; +100 clock; +100 clock";
+    let outcome = survives(&Shape::default(), None, &schedule.parse().expect("it is a schedule"));
+    assert_eq!(deaths(&outcome), 0, "{:?}", outcome.ends);
+    let history = &outcome.audit["history"];
+    assert_eq!((&history["terms"], &history["generations"]), (&json!(1), &json!(1)), "{history}");
+}
+
 /// F20
 #[test]
 fn a_job_survives_an_etcd_without_space() {
@@ -329,6 +426,46 @@ fn a_job_survives_a_pserver_whose_network_loses_etcd_and_then_everything() {
     world.network(role, 0).link_up();
     let outcome = world.finish_as(|outcome| assert_eq!(outcome.sha, expected));
     assert_eq!(outcome.checkpoints_loaded, Vec::<Value>::new(), "it kept its memory both times");
+}
+
+/// F22, F23, F24, F27: packets of one direction are lost between hosts, and between hosts and etcd.
+#[test]
+fn a_job_on_hosts_of_their_own_survives_packets_that_are_lost_in_one_direction() {
+    if let Err(reason) = Network::make() {
+        eprintln!("skipped: no network of its own can be made here (run it as root): {reason}");
+        return;
+    }
+    let schedule = "@60 mute pserver 0; +20 shut trainer 1; +20 isolate trainer 0; +20 deafen pserver 1; \
+                    +20 mute trainer 2; +20 shut pserver 1; +20 mute master 0; +20 isolate pserver 0";
+    survives_in_chaos(&["--hosts"], schedule);
+}
+
+/// Runs a schedule with the program `chaos`.
+fn survives_in_chaos(shape: &[&str], schedule: &str) {
+    // It waits until it may have a scene, so this test has none.
+    let mut command = Command::new(program("chaos"));
+    let output = command.args(shape).args(["--schedule", schedule]).output();
+    let output = output.expect("the program starts");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    let faults = schedule.split(';').count();
+    assert!(text.contains(&format!("survived {faults} faults")), "{text}");
+}
+
+/// I7: a spare may still read the rows of a table when the job ends, and then exits in order.
+#[test]
+fn a_job_with_a_table_survives_changes_of_its_slots_while_spares_follow_them() {
+    let schedule = "@46 slow pserver 2; +0 kill trainer 2; +13 slots; +25 leave master 0; +52 slots; \
+                    +10 etcd-pause 1; +50 kill-all; +48 etcd-compact; +44 shut master 0";
+    survives_in_chaos(&["--job", "table", "--spares", "2", "--warm-spares", "1"], schedule);
+}
+
+/// F37, I7: an operator changes the number of slots while processes are killed.
+#[test]
+fn a_job_survives_changes_of_the_number_of_slots_under_kills() {
+    let schedule = "@60 slots; +20 kill pserver 0; +30 kill trainer 1; +30 slots; +0 kill pserver 1; \
+                    +40 slots; +20 kill master 0";
+    survives(&Shape::default(), None, &schedule.parse().expect("it is a schedule"));
 }
 
 /// S004-24, F16, F18

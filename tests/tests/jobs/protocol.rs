@@ -27,8 +27,7 @@ fn sha(result: &Value) -> String {
 
 /// Returns the SHA-256 of the long job after an undisturbed run.
 fn undisturbed() -> String {
-    let scene = Scene::new();
-    sha(&Run::to_end(&scene, &Job::long(), "data", &[]))
+    sha(&Run::undisturbed(&Job::long()))
 }
 
 /// Returns the holders of the slots: admin address and create-revision, by key.
