@@ -46,14 +46,16 @@ test-python: build ## Run the Python tests with PyTorch, TensorFlow and JAX (par
 test-compose: build ## Run a job in containers and inject faults (part of `test` too; needs a Docker engine)
 	$(ALL) test --release --workspace --test compose -- --nocapture
 
-chaos: build ## Run seeded schedules of faults: SEED=1 MINUTES=5 MODE=sync|async|elastic (elastic: after test-python) JOB=digits|table|stream
-	target/release/chaos --seed $(or $(SEED),1) --minutes $(or $(MINUTES),5) --mode $(or $(MODE),sync) --job $(or $(JOB),digits)
+chaos: build ## Run seeded schedules of faults: SEED=1 MINUTES=5 MODE=sync|async|elastic (elastic: after test-python) JOB=digits|table|stream WARM_SPARES=2 HOSTS=1 FAULTS=100000 KINDS=kill
+	target/release/chaos --seed $(or $(SEED),1) --minutes $(or $(MINUTES),5) --mode $(or $(MODE),sync) --job $(or $(JOB),digits) $(if $(WARM_SPARES),--spares $(WARM_SPARES) --warm-spares $(WARM_SPARES)) $(if $(HOSTS),--hosts) $(if $(FAULTS),--faults $(FAULTS)) $(if $(KINDS),--kinds $(KINDS))
 
 sim: build ## Simulate seeds: SEEDS=10000 SEED=1 MODE=both|sync|async|elastic|closures|pushes
 	target/release/steadfast-sim --seed $(or $(SEED),1) --seeds $(or $(SEEDS),10000) --mode $(or $(MODE),both)
 
 sim-deep: build ## Simulate a small job with every single deviation, with each death of a pserver, while slots move, and with every pair of faults
 	target/release/steadfast-sim --explore
+	target/release/steadfast-sim --explore --deaths
+	target/release/steadfast-sim --explore --moves
 	target/release/steadfast-sim --explore --pairs
 
 mutants: build ## Check that the simulator detects deliberate protocol bugs

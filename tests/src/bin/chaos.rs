@@ -13,7 +13,7 @@ use steadfast_tests::faults::{
     ElasticOutcome, ElasticShape, ElasticTarget, FILE_RECORDS, FaultTarget, Feed, Kind, Outcome,
     Schedule, Shape, Soak, Usage, Workload,
 };
-use steadfast_tests::{Run, Scene, within};
+use steadfast_tests::{Run, Scene, enter_router, within};
 
 /// How long a stream may take without faults, with all its files there at the start.
 const UNDISTURBED_MAX: Duration = Duration::from_secs(1200);
@@ -69,6 +69,9 @@ struct Args {
     /// Number of spare pservers; in elastic mode, of nodes that are added by faults.
     #[arg(long, default_value_t = 1)]
     spares: u32,
+    /// Number of slots that spares follow, which is at most that of spares.
+    #[arg(long, default_value_t = 0)]
+    warm_spares: u32,
     #[arg(long, default_value_t = 3)]
     trainers: u32,
     /// Number of nodes at the start (elastic mode).
@@ -86,6 +89,12 @@ struct Args {
     /// Lease TTL in seconds.
     #[arg(long, default_value_t = 2)]
     lease_ttl: u32,
+    /// Give each process of a training job a network of its own, and drop packets of one direction as well; needs root.
+    #[arg(long)]
+    hosts: bool,
+    /// Start new runs until there were this many faults, whatever --minutes says.
+    #[arg(long)]
+    faults: Option<usize>,
     /// Print the event log of successful runs, too.
     #[arg(long)]
     trace: bool,
@@ -100,7 +109,11 @@ enum ModeArg {
 
 fn kind(text: &str) -> Result<Kind, String> {
     let names = || {
-        Kind::ALL.into_iter().chain([Kind::Join, Kind::Scale]).map(Kind::name).collect::<Vec<_>>()
+        Kind::ALL
+            .into_iter()
+            .chain([Kind::Join, Kind::Scale, Kind::Mute])
+            .map(Kind::name)
+            .collect::<Vec<_>>()
     };
     Kind::named(text).ok_or_else(|| format!("use one of {}", names().join(", ")))
 }
@@ -119,15 +132,28 @@ fn main() -> ExitCode {
         masters: args.masters,
         pservers: args.pservers,
         spares: args.spares,
+        warm_spares: args.warm_spares,
         trainers: args.trainers,
         lease_ttl_s: args.lease_ttl,
+        hosts: args.hosts,
     };
-    let kinds = if args.kinds.is_empty() { Kind::ALL.to_vec() } else { args.kinds.clone() };
+    if args.hosts
+        && let Err(reason) = enter_router()
+    {
+        eprintln!("chaos: error: --hosts needs networks of its own (run it as root): {reason}");
+        return ExitCode::from(2);
+    }
+    let kinds = match (args.kinds.is_empty(), args.hosts) {
+        (true, true) => Kind::ALL.into_iter().chain([Kind::Mute]).collect(),
+        (true, false) => Kind::ALL.to_vec(),
+        (false, _) => args.kinds.clone(),
+    };
     if args.job == Workload::Stream {
         return stream(&args, &shape, &kinds);
     }
     let expected = match mode {
-        Mode::Sync => Some(undisturbed(&shape)),
+        // Spares must not change the result.
+        Mode::Sync => Some(undisturbed(&Shape { warm_spares: 0, ..shape.clone() })),
         Mode::Async => None,
     };
     let random = |seed| Schedule::random(seed, args.count, &kinds, &shape);
@@ -135,11 +161,17 @@ fn main() -> ExitCode {
         let run = AssertUnwindSafe(|| run(&shape, seed, schedule, expected.as_deref()));
         let (faults, outcome) =
             catch_unwind(run).map_err(|_| shape.command(Some(seed), schedule))?;
-        Ok((outcome.trace.clone(), line(seed, faults, &outcome)))
+        Ok((outcome.trace.clone(), line(seed, faults, &outcome), faults))
     })
 }
 
 fn elastic(args: &Args) -> ExitCode {
+    if args.hosts {
+        eprintln!(
+            "chaos: error: --hosts is for training jobs; leave it out, or choose another --mode"
+        );
+        return ExitCode::from(2);
+    }
     let shape = ElasticShape {
         etcd: args.etcd,
         masters: args.masters,
@@ -163,7 +195,7 @@ fn elastic(args: &Args) -> ExitCode {
         let run = AssertUnwindSafe(|| run_elastic(&shape, seed, schedule));
         let (faults, outcome) =
             catch_unwind(run).map_err(|_| shape.command(Some(seed), schedule))?;
-        Ok((outcome.trace.clone(), elastic_line(seed, faults, &outcome)))
+        Ok((outcome.trace.clone(), elastic_line(seed, faults, &outcome), faults))
     })
 }
 
@@ -189,19 +221,20 @@ fn check(shape: &ElasticShape) -> Result<(), String> {
     Ok(())
 }
 
-/// Runs one schedule after another. A run returns its event log and its summary or, if it failed, the command that
-/// repeats it.
+/// Runs one schedule after another. A run returns its event log, its summary and its number of faults or, if it failed,
+/// the command that repeats it.
 fn repeat(
     args: &Args,
     random: impl Fn(u64) -> Schedule,
-    run: impl Fn(u64, &Schedule) -> Result<(Vec<String>, String), String>,
+    run: impl Fn(u64, &Schedule) -> Result<(Vec<String>, String, usize), String>,
 ) -> ExitCode {
     let limit = Duration::from_secs_f64(60.0 * args.minutes);
-    let started = Instant::now();
+    let (started, mut all) = (Instant::now(), 0);
     for seed in args.seed.. {
         let schedule = args.schedule.clone().unwrap_or_else(|| random(seed));
         match run(seed, &schedule) {
-            Ok((trace, summary)) => {
+            Ok((trace, summary, faults)) => {
+                all += faults;
                 if args.trace {
                     println!("{}", trace.join("\n"));
                 }
@@ -212,7 +245,12 @@ fn repeat(
                 return ExitCode::FAILURE;
             }
         }
-        if args.schedule.is_some() || limit <= started.elapsed() {
+        let is_enough = match args.faults {
+            Some(wanted) => wanted <= all,
+            None => limit <= started.elapsed(),
+        };
+        if args.schedule.is_some() || is_enough {
+            println!("{all} faults in {:.1} minutes", started.elapsed().as_secs_f64() / 60.0);
             break;
         }
     }
@@ -317,6 +355,7 @@ fn run(shape: &Shape, seed: u64, schedule: &Schedule, expected: Option<&str>) ->
     let scene = Scene::new();
     let mut world = FaultTarget::start(&scene, shape.clone());
     let faults = world.run(Some(seed), schedule);
+    assert!(0 < faults || schedule.events.is_empty(), "the job ended before the first fault");
     let outcome = world.finish_as(|outcome| match expected {
         Some(expected) => assert_eq!(outcome.sha, expected, "the parameters differ"),
         None => {

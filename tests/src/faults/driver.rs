@@ -14,7 +14,7 @@ use tokio::runtime::Runtime;
 use super::inject::Heal;
 use super::member::Member;
 use super::{Fault, Kind, Role, Schedule, When};
-use crate::{Ended, EtcdCluster, Process, Recorder, Scene, free_address};
+use crate::{Ended, EtcdCluster, Process, Recorder, Scene};
 
 /// Longest time that processes may take to exit after the end of the job.
 const LEAVE_MAX: Duration = Duration::from_secs(30);
@@ -278,7 +278,7 @@ impl<'a, J: WorldJob> World<'a, J> {
     }
 
     fn start_member(&mut self, index: usize) {
-        let admin = free_address().to_string();
+        let admin = self.members[index].free_address().to_string();
         self.members[index].starts += 1;
         let mut command = J::command(self, index, &admin);
         let member = &mut self.members[index];

@@ -68,6 +68,9 @@ pub enum Kind {
     EtcdKill,
     /// A member of etcd is stopped for longer than a lease.
     EtcdPause,
+    /// Data of a process to the others are dropped silently, for longer than its lease; what they send arrives, and etcd
+    /// stays reachable. Only in worlds of hosts, see [`super::Shape::hosts`].
+    Mute,
     /// All members of etcd are stopped for longer than a lease; all leases expire at once.
     EtcdStall,
     /// The history of etcd is compacted.
@@ -80,10 +83,16 @@ pub enum Kind {
     StoreFull,
     /// The store is unavailable for a while.
     StoreAway,
+    /// Syncs of files fail for a while, in all processes but etcd.
+    SyncFail,
+    /// The calendar time of all processes but etcd jumps by one or two hours, forth and back.
+    Clock,
     /// All processes including etcd are killed and restarted.
     KillAll,
     /// An operator chooses another number of workers of an elastic job.
     Scale,
+    /// An operator changes the number of slots, to one more than at the start or back.
+    Slots,
 }
 
 /// Target of a kind of fault.
@@ -96,7 +105,7 @@ enum Hits {
 
 impl Kind {
     /// All kinds of faults of a training job.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 22] = [
         Self::Kill,
         Self::Pause,
         Self::Leave,
@@ -115,7 +124,10 @@ impl Kind {
         Self::EtcdFull,
         Self::StoreFull,
         Self::StoreAway,
+        Self::SyncFail,
+        Self::Clock,
         Self::KillAll,
+        Self::Slots,
     ];
 
     /// The kinds of faults of an elastic job.
@@ -133,7 +145,8 @@ impl Kind {
     ];
 
     pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().chain(Self::ELASTIC).find(|it| it.name() == name)
+        let all = Self::ALL.into_iter().chain(Self::ELASTIC).chain([Self::Mute]);
+        all.into_iter().find(|it| it.name() == name)
     }
 
     /// Returns the name of the kind in a schedule.
@@ -158,8 +171,12 @@ impl Kind {
             Self::EtcdFull => "etcd-full",
             Self::StoreFull => "store-full",
             Self::StoreAway => "store-away",
+            Self::SyncFail => "sync-fail",
+            Self::Clock => "clock",
             Self::KillAll => "kill-all",
             Self::Scale => "scale",
+            Self::Slots => "slots",
+            Self::Mute => "mute",
         }
     }
 
@@ -174,7 +191,8 @@ impl Kind {
             | Self::Deafen
             | Self::Slow
             | Self::Reset
-            | Self::Shut => Hits::Process,
+            | Self::Shut
+            | Self::Mute => Hits::Process,
             Self::EtcdKill | Self::EtcdPause => Hits::EtcdMember,
             Self::EtcdKillLeader
             | Self::EtcdStall
@@ -183,8 +201,11 @@ impl Kind {
             | Self::EtcdFull
             | Self::StoreFull
             | Self::StoreAway
+            | Self::SyncFail
+            | Self::Clock
             | Self::KillAll
-            | Self::Scale => Hits::FaultTarget,
+            | Self::Scale
+            | Self::Slots => Hits::FaultTarget,
         }
     }
 

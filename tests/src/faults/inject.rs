@@ -39,7 +39,9 @@ impl Heal {
             | Kind::EtcdCompact
             | Kind::EtcdMoveLeader
             | Kind::KillAll
-            | Kind::Scale => return None,
+            | Kind::Scale
+            | Kind::Slots
+            | Kind::Clock => return None,
             Kind::Reset => RESET,
             Kind::EtcdKill | Kind::EtcdKillLeader => LEADERLESS_MAX,
             Kind::Pause
@@ -48,11 +50,13 @@ impl Heal {
             | Kind::Deafen
             | Kind::Slow
             | Kind::Shut
+            | Kind::Mute
             | Kind::EtcdPause
             | Kind::EtcdStall
             | Kind::EtcdFull
             | Kind::StoreFull
-            | Kind::StoreAway => lease,
+            | Kind::StoreAway
+            | Kind::SyncFail => lease,
         };
         let with_leader = fault.kind == Kind::EtcdKillLeader;
         Some(Self { fault, due: Instant::now() + lasts, with_leader })

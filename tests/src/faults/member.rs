@@ -1,5 +1,6 @@
 //! A process of a world, over all its restarts.
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
@@ -71,12 +72,20 @@ impl Member {
         self.proxies.iter().map(Proxy::url).collect::<Vec<_>>().join(",")
     }
 
+    /// Returns an address at which the next process can listen.
+    pub fn free_address(&self) -> SocketAddr {
+        let mut address = free_address();
+        if let Some(network) = &self.network {
+            address.set_ip(network.inside.parse().expect("a network has addresses"));
+        }
+        address
+    }
+
     /// Returns the listen address and the advertised address of the next process.
     pub fn open_front(&mut self, runtime: &Runtime) -> (String, String) {
-        let mut listen = free_address();
-        if let Some(network) = &self.network {
+        let listen = self.free_address();
+        if self.network.is_some() {
             // Faults act on the link instead of a proxy.
-            listen.set_ip(network.inside.parse().expect("a network has addresses"));
             return (listen.to_string(), listen.to_string());
         }
         let front = runtime.block_on(Proxy::start(&format!("http://{listen}")));
@@ -133,7 +142,11 @@ impl Member {
             Kind::Deafen => self.proxies.iter().for_each(Proxy::drop_replies),
             Kind::Slow => self.proxies.iter().for_each(|it| it.delay(DELAY)),
             Kind::Reset => self.proxies.iter().for_each(Proxy::reset),
-            Kind::Shut => self.front.iter().for_each(Proxy::drop_all),
+            Kind::Shut => {
+                self.front.iter().for_each(Proxy::drop_all);
+                self.network.iter().for_each(Network::deafen);
+            }
+            Kind::Mute => self.network.iter().for_each(Network::mute),
             other => unreachable!("{} is not a fault of one process", other.name()),
         }
     }
@@ -145,7 +158,11 @@ impl Member {
                 self.signal(Signal::SIGCONT);
                 self.is_paused = false;
             }
-            Kind::Shut => self.front.iter().for_each(Proxy::open),
+            Kind::Shut => {
+                self.front.iter().for_each(Proxy::open);
+                self.network.iter().for_each(Network::hear);
+            }
+            Kind::Mute => self.network.iter().for_each(Network::speak),
             _ => self.proxies.iter().for_each(Proxy::open),
         }
     }

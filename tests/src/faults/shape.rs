@@ -37,9 +37,13 @@ pub struct Shape {
     pub pservers: u32,
     /// Number of spare pservers.
     pub spares: u32,
+    /// Number of slots that spares follow.
+    pub warm_spares: u32,
     pub trainers: u32,
     /// Lease TTL in seconds.
     pub lease_ttl_s: u32,
+    /// Whether each process has a network of its own; see [`crate::enter_router`].
+    pub hosts: bool,
 }
 
 impl Default for Shape {
@@ -51,8 +55,10 @@ impl Default for Shape {
             masters: 2,
             pservers: 2,
             spares: 1,
+            warm_spares: 0,
             trainers: 3,
             lease_ttl_s: 2,
+            hosts: false,
         }
     }
 }
@@ -70,7 +76,7 @@ impl Shape {
     /// Returns the job, with checkpoints frequent enough for progress between rollbacks. Writes its data to the scene,
     /// unless they are those of an example.
     pub fn job(&self, scene: &Scene) -> Job {
-        match (self.workload, self.mode) {
+        let job = match (self.workload, self.mode) {
             (Workload::Digits, Mode::Sync) => {
                 Job::example("digits").with("every = \"10s\"", "every_steps = 40")
             }
@@ -79,6 +85,10 @@ impl Shape {
             }
             (Workload::Table, mode) => table(scene, mode),
             (Workload::Stream, mode) => Feed::job(scene, mode),
+        };
+        match self.warm_spares {
+            0 => job,
+            spares => job.with("\nseed = ", &format!("\nwarm_spares = {spares}\nseed = ")),
         }
     }
 
@@ -103,14 +113,16 @@ impl Shape {
             Workload::Digits | Workload::Table => format!("--schedule '{schedule}'"),
             Workload::Stream => "--minutes 30".to_owned(),
         };
+        let hosts = if self.hosts { " --hosts" } else { "" };
         format!(
             "target/release/chaos --seed {} --job {workload} --mode {mode} --etcd {} --masters {} --pservers {} \
-             --spares {} --trainers {} --lease-ttl {} {how}",
+             --spares {} --warm-spares {} --trainers {} --lease-ttl {}{hosts} {how}",
             seed.unwrap_or_default(),
             self.etcd,
             self.masters,
             self.pservers,
             self.spares,
+            self.warm_spares,
             self.trainers,
             self.lease_ttl_s,
         )

@@ -14,7 +14,9 @@ use super::feed::Feed;
 use super::member::Member;
 use super::store::StoreDirectory;
 use super::{Kind, Role, Schedule, Shape, Workload};
-use crate::{EtcdCluster, Job, Network, Process, Quota, Scene, audit, eventually, get, program};
+use crate::{
+    EtcdCluster, Job, Network, Preloaded, Process, Quota, Scene, audit, eventually, get, program,
+};
 
 /// Longest time from the start of a job to its result.
 const LIFE_MAX: Duration = Duration::from_secs(240);
@@ -28,6 +30,9 @@ const STATUS_EVERY: Duration = Duration::from_millis(30);
 /// Backend quota of etcd: quick to fill, and enough for the history of a job.
 const ETCD_ROOM: u64 = 32 << 20;
 
+/// Seconds.
+const HOUR: i64 = 3600;
+
 /// Exit code of a command to which etcd, a master or a store does not answer.
 const UNAVAILABLE: i32 = 6;
 
@@ -40,6 +45,10 @@ pub struct Training {
     shape: Shape,
     spec: JobSpec,
     store: StoreDirectory,
+    /// Absent without a C compiler.
+    preloaded: Option<Preloaded>,
+    /// By how many seconds the clocks of the processes are ahead.
+    shift: i64,
     job_file: String,
     status: Option<Value>,
     status_read: Instant,
@@ -132,6 +141,7 @@ impl WorldJob for Training {
         let mut command =
             world.scene.command(&program(&format!("steadfast-{}", member.role.name())));
         command.args(args);
+        command.envs(world.job.preloaded.iter().flat_map(Preloaded::environment));
         match &member.network {
             Some(network) => network.wrap(&command),
             None => command,
@@ -149,6 +159,17 @@ impl WorldJob for Training {
             Kind::StoreFull if world.store_can_be_full() => world.job.store.fill(),
             Kind::StoreFull => world.log("skipped: this process may not mount a file system"),
             Kind::StoreAway => world.job.store.take_away(),
+            Kind::Slots => world.change_slots(),
+            Kind::SyncFail | Kind::Clock if world.job.preloaded.is_none() => {
+                world.log("skipped: there is no C compiler");
+            }
+            Kind::SyncFail => world.job.preloaded.iter().for_each(|it| it.fail_syncs(true)),
+            Kind::Clock => {
+                // An hour ahead, then an hour behind, and so on.
+                world.job.shift = if world.job.shift == HOUR { -HOUR } else { HOUR };
+                let shift = world.job.shift;
+                world.job.preloaded.iter().for_each(|it| it.shift_clock(shift));
+            }
             Kind::KillAll => {
                 world.heal_all();
                 world.members.iter_mut().for_each(|it| it.signal(Signal::SIGKILL));
@@ -163,6 +184,7 @@ impl WorldJob for Training {
         match kind {
             Kind::EtcdFull => return world.give_space_back(),
             Kind::StoreFull | Kind::StoreAway => world.job.store.heal(),
+            Kind::SyncFail => world.job.preloaded.iter().for_each(|it| it.fail_syncs(false)),
             other => unreachable!("{} needs no healing here", other.name()),
         }
         true
@@ -199,6 +221,8 @@ impl<'a> FaultTarget<'a> {
         let training = Training {
             spec: steadfast_common::job::job_file::parse(&job.text).expect("the job file is sound"),
             store: StoreDirectory::new(scene),
+            preloaded: Preloaded::build(scene),
+            shift: 0,
             job_file: job.write(scene).display().to_string(),
             status: None,
             status_read: Instant::now(),
@@ -212,11 +236,27 @@ impl<'a> FaultTarget<'a> {
             for role in Role::ALL {
                 for index in 0..shape.count(role) {
                     let network = apart.take_if(|it| (it.0, it.1) == (role, index)).map(|it| it.2);
+                    let own = || Network::make().expect("there is a router");
+                    let network = network.or_else(|| shape.hosts.then(own));
                     members.push(Member::new(runtime, role, index, urls, network));
                 }
             }
             members
         })
+    }
+
+    /// Sets the number of slots to one more than at the start, or back to it.
+    fn change_slots(&mut self) {
+        let Shape { pservers, spares, .. } = self.job.shape;
+        let key = self.keys.ps_desired();
+        let present = self.etcd.value(&key).and_then(|it| it.trim().parse().ok());
+        let wanted = if present == Some(pservers) { pservers + spares.min(1) } else { pservers };
+        let is_put = present.is_some() && self.etcd.put(&key, &wanted.to_string());
+        self.log(&if is_put {
+            format!("{wanted} slots are desired")
+        } else {
+            "skipped: etcd has no number of slots to change".to_owned()
+        });
     }
 
     /// Ends a stream with the files that are there, after all faults are healed; returns the number of its files.
