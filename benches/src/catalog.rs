@@ -63,8 +63,14 @@ enum Work {
     TakeOver,
     Checkpoint,
     Restore,
+    Move,
+    Follow,
+    Promote,
     StepsUnderCheckpoints,
     StepsBesideWrites,
+    /// With so many spares.
+    StepsWithSpares(usize),
+    StepsUnderCheckpointsOfSpares,
     Gradient(model::Shape),
     LanesGradient(model::Shape),
     Digits,
@@ -99,6 +105,11 @@ impl Bench {
             (Work::Checkpoint, Side::Reference) => checkpoint::write(),
             (Work::Restore, Side::Ours) => checkpoint::restore().await,
             (Work::Restore, Side::Reference) => checkpoint::read(),
+            (Work::Move, Side::Ours) => checkpoint::move_slots().await,
+            (Work::Move | Work::Follow, Side::Reference) => checkpoint::read(),
+            (Work::Follow, Side::Ours) => checkpoint::follow().await,
+            (Work::Promote, Side::Ours) => wire::promote().await,
+            (Work::Promote, Side::Reference) => Sample::bound(0.3),
             (Work::StepsUnderCheckpoints | Work::StepsBesideWrites, Side::Ours) => {
                 checkpoint::steps(Meanwhile::Checkpoints).await
             }
@@ -107,6 +118,18 @@ impl Bench {
             }
             (Work::StepsBesideWrites, Side::Reference) => {
                 checkpoint::steps(Meanwhile::Writes).await
+            }
+            (Work::StepsWithSpares(_), Side::Reference) => {
+                checkpoint::steps(Meanwhile::Nothing).await
+            }
+            (Work::StepsWithSpares(spares), Side::Ours) => {
+                checkpoint::steps_followed(spares, Meanwhile::Nothing).await
+            }
+            (Work::StepsUnderCheckpointsOfSpares, Side::Reference) => {
+                checkpoint::steps_followed(wire::SLOTS, Meanwhile::Nothing).await
+            }
+            (Work::StepsUnderCheckpointsOfSpares, Side::Ours) => {
+                checkpoint::steps_followed(wire::SLOTS, Meanwhile::Checkpoints).await
             }
             (Work::Gradient(shape), Side::Ours) => model::gradient(shape),
             (Work::Gradient(shape), Side::Reference) => model::products(shape),
@@ -159,7 +182,7 @@ impl Bench {
 /// The fields of a [`Bench`], in the same order.
 type Line = (&'static str, &'static str, &'static str, Unit, f64, Work);
 
-const LINES: [Line; 35] = [
+const LINES: [Line; 41] = [
     (
         "push",
         "gradient of 64 MiB to 2 pservers: a synchronous step by SGD",
@@ -377,6 +400,30 @@ const LINES: [Line; 35] = [
         Work::Restore,
     ),
     (
+        "move",
+        "start of 2 more pservers until the 2 slots of a model of 1 GiB are 4",
+        "plain reads of the same size, with hash",
+        Unit::Bytes,
+        0.8,
+        Work::Move,
+    ),
+    (
+        "follow",
+        "start of 2 spares until they follow the 2 slots of a model of 1 GiB",
+        "plain reads of the same size, with hash",
+        Unit::Bytes,
+        0.4,
+        Work::Follow,
+    ),
+    (
+        "promotion",
+        "from the death of a pserver whose slot is followed to the end of the next step",
+        "0.3 s",
+        Unit::Seconds,
+        1.0,
+        Work::Promote,
+    ),
+    (
         "steps-under-checkpoints",
         "steps of a model of 256 MiB while checkpoints are taken continuously",
         "the same steps alone",
@@ -391,6 +438,30 @@ const LINES: [Line; 35] = [
         Unit::Steps,
         0.95,
         Work::StepsBesideWrites,
+    ),
+    (
+        "steps-with-spare",
+        "steps of a model of 256 MiB while a spare follows one of its 2 slots",
+        "the same steps without spares",
+        Unit::Steps,
+        0.75,
+        Work::StepsWithSpares(1),
+    ),
+    (
+        "steps-with-two-spares",
+        "the same while spares follow both slots",
+        "the same steps without spares",
+        Unit::Steps,
+        0.6,
+        Work::StepsWithSpares(wire::SLOTS),
+    ),
+    (
+        "steps-under-checkpoints-of-spares",
+        "the same while spares follow both slots and take checkpoints continuously",
+        "the same steps with the spares alone",
+        Unit::Steps,
+        0.95,
+        Work::StepsUnderCheckpointsOfSpares,
     ),
     (
         "gradient",

@@ -14,9 +14,10 @@ use steadfast_tests::Scene;
 use tokio_util::sync::CancellationToken;
 
 use crate::expense::{cpu_of, peak_of};
+use crate::rig::Rig;
 use crate::sample::Sample;
 use crate::watch::Watch;
-use crate::wire::{SLOTS, large, steps_alone};
+use crate::wire::{SLOTS, large, large_followed, large_to_follow, steps_alone};
 
 /// Values of the model: 1 GiB.
 pub const VALUES: usize = 256 << 20;
@@ -46,6 +47,28 @@ pub async fn restore() -> Sample {
     rig.pull(&mut values).await;
     assert!(values.iter().all(|value| *value == 0.0), "the values differ from the checkpoint");
     Sample { cpu_seconds, peak_bytes, ..sample }
+}
+
+/// Measures from the start of two more pservers until the slots, twice as many, have their values from those before.
+pub async fn move_slots() -> Sample {
+    let mut rig = large(VALUES).await;
+    rig.scale(2 * SLOTS);
+    let before = rig.pids();
+    let watch = Watch::start(before.clone());
+    rig.replace_pservers(SLOTS);
+    let sample = watch.stop((VALUES * size_of::<f32>()) as f64);
+    let more = rig.pids().iter().skip(before.len()).map(|pid| cpu_of(*pid)).sum::<f64>();
+    let cpu_seconds = sample.cpu_seconds + more;
+    let peak_bytes = rig.pids().iter().map(|pid| peak_of(*pid)).sum();
+    Sample { cpu_seconds, peak_bytes, ..sample }
+}
+
+/// Measures from the start of two spares until they follow the slots.
+pub async fn follow() -> Sample {
+    let mut rig = large_to_follow(VALUES).await;
+    let watch = Watch::start(rig.pids());
+    rig.follow_slots(SLOTS);
+    watch.stop((VALUES * size_of::<f32>()) as f64)
 }
 
 /// Reads files of the same size from disk into memory, with hashes.
@@ -89,7 +112,16 @@ pub enum Meanwhile {
 
 /// Measures synchronous steps of one trainer.
 pub async fn steps(meanwhile: Meanwhile) -> Sample {
-    let rig = Arc::new(large(TRAINED).await);
+    steps_of(large(TRAINED).await, meanwhile).await
+}
+
+/// Measures synchronous steps of one trainer, with so many spares that follow a slot each.
+pub async fn steps_followed(spares: usize, meanwhile: Meanwhile) -> Sample {
+    steps_of(large_followed(TRAINED, spares).await, meanwhile).await
+}
+
+async fn steps_of(rig: Rig, meanwhile: Meanwhile) -> Sample {
+    let rig = Arc::new(rig);
     let stop = CancellationToken::new();
     let writing = (meanwhile == Meanwhile::Writes).then(|| Writing::start(stop.clone()));
     let taking = (meanwhile == Meanwhile::Checkpoints).then(|| {

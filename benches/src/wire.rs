@@ -189,6 +189,34 @@ pub async fn large(values: usize) -> Rig {
     rig(&synchronous(), SLOTS as u32, values, Via::Tcp).await
 }
 
+/// Starts a job with a model of `values` values on [`SLOTS`] pservers, whose slots spares may follow.
+pub async fn large_to_follow(values: usize) -> Rig {
+    let job = synchronous().with("seed = ", &format!("warm_spares = {SLOTS}\nseed = "));
+    rig(&job, SLOTS as u32, values, Via::Tcp).await
+}
+
+/// Starts the same job, and spares, each of which follows a slot.
+pub async fn large_followed(values: usize, spares: usize) -> Rig {
+    let mut rig = large_to_follow(values).await;
+    rig.follow_slots(spares);
+    rig
+}
+
+/// Measures from the SIGKILL of a pserver whose slot is followed to the end of the next step.
+pub async fn promote() -> Sample {
+    let mut rig = large_followed(SMALL, SLOTS).await;
+    let gradient = gradient(vec![0.5; SMALL]);
+    let mut values = vec![0.0; SMALL];
+    for version in 0..SMALL_STEPS {
+        step(&rig, version, &gradient, &mut values).await;
+    }
+    let watch = Watch::start(Vec::new());
+    rig.kill_pserver();
+    rig.pull(&mut values).await;
+    step(&rig, SMALL_STEPS, &gradient, &mut values).await;
+    watch.stop(1.0)
+}
+
 /// Starts a job without trainers, with a spare pserver.
 pub async fn waiting() -> Rig {
     let mut rig = rig(&synchronous(), 1, SMALL, Via::Tcp).await;
