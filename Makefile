@@ -29,12 +29,13 @@ demo: ## Train a model on a cluster of processes on this machine
 	$(CARGO) build --release --bins $(PRODUCT)
 	target/release/steadfast local examples/digits.toml
 
-# Packages of Python are fetched while programs are compiled. Python tests run after failed tests of Rust too.
+# Packages of Python are fetched while programs are compiled. Python tests run after failed tests of Rust too, whose
+# failures are printed once more at the end.
 test: setup ## Run all tests, and print the ten slowest
 	@scripts/setup --tests
 	@scripts/python-environment & environment=$$!; trap "kill $$environment 2>/dev/null" EXIT; \
 		$(MAKE) --no-print-directory build && wait $$environment
-	@status=0; scripts/test || status=$$?; scripts/test-python || status=$$?; exit $$status
+	@status=0; scripts/test || status=$$?; scripts/test-python || status=$$?; cat target/failed-tests; exit $$status
 
 wheel: setup ## Build the Python wheel in dist/: the extension and the programs
 	$(ALL) build --release --bins $(PRODUCT)
