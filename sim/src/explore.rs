@@ -126,17 +126,28 @@ pub fn moved(mode: Mode) -> Plan {
     plan.with(&[at(1, 3), at(2, 1)])
 }
 
+/// Turns between the loss of the messages of a pserver to the others and its death: enough for some steps.
+const CUT_TURNS: u64 = 300;
+
 /// Returns the deaths of each pserver before each turn: every `stride`-th one, from `first` on. What the pserver has sent
-/// arrives.
+/// arrives; or, in every second one, nothing that it has lately sent to other pservers.
 pub fn deaths(plan: &Plan, first: usize, stride: usize) -> Vec<Vec<Deviation>> {
     let pservers = members(plan).into_iter().filter(|it| it.role == Role::Pserver);
     let pservers: Vec<Member> = pservers.collect();
+    let at = |turn, fault| Deviation::Strike(Moment::Turn(turn), fault);
+    let (at, all) = (&at, &pservers);
     let of = |turn| {
-        let kill = move |it: &Member| Deviation::Strike(Moment::Turn(turn), Fault::Kill(*it));
-        pservers.iter().map(kill)
+        all.iter().flat_map(move |it| {
+            let others = all.iter().filter(move |other| *other != it);
+            let cut = others.map(move |other| {
+                let (from, to) = (End::Member(*it), End::Member(*other));
+                at(turn, Fault::OneWay(from, to, plan.shape.lease_ttl))
+            });
+            let late = at(turn + CUT_TURNS, Fault::Kill(*it));
+            [vec![at(turn, Fault::Kill(*it))], cut.chain([late]).collect()]
+        })
     };
-    let all = (0..run(plan).turns).flat_map(of);
-    all.skip(first).step_by(stride.max(1)).map(|it| vec![it]).collect()
+    (0..run(plan).turns).flat_map(of).skip(first).step_by(stride.max(1)).collect()
 }
 
 /// Returns pairs of faults between the transactions of `plan`, at the same or at different revisions:
