@@ -75,7 +75,7 @@ pub struct Job {
 pub struct CrashingRecord {
     pub number: usize,
     pub name: RecordName,
-    /// Number of records of each other push, in an asynchronous job.
+    /// Number of records of each other push, in an asynchronous job that trains on it.
     pub per_push: Option<u32>,
 }
 
@@ -276,15 +276,18 @@ impl Job {
         // Training might end before the step with the record.
         let evaluation = &self.spec.evaluation;
         let is_plain = is_plain && !(evaluation.decides() && evaluation.every_steps.is_some());
+        // The fourth task is the first that may be held out.
+        let has_held_out = 0.0 < evaluation.fraction && 4 * per_task <= self.records;
+        let held_out = has_held_out && (self.number / 2).is_multiple_of(2);
         if !is_plain || self.records < 2 * per_task {
             return None;
         }
-        // Not in a task that is held out.
-        let (task, record) = (TaskId(1), 1);
-        let number = per_task + record as usize;
+        let (task, record) = (TaskId(if held_out { 3 } else { 1 }), 1);
+        let number = task.0 as usize * per_task + record as usize;
         let settings = &self.spec.asynchronous;
         let per_push = match self.spec.mode {
             Mode::Sync => None,
+            Mode::Async if held_out => None,
             // The counts of a push of several mini-batches could not be told apart from those of one without the record.
             Mode::Async if settings.push_every != 1 => return None,
             Mode::Async => Some(settings.batch),
@@ -459,6 +462,15 @@ pub const COUNTED_ROWS: usize = 0;
 const TERMS: usize = 1;
 
 impl Counting {
+    /// Ends the process if this is the record that does so.
+    fn crash_on(&self, number: usize) {
+        if let Some((record, crash)) = &self.crash
+            && record.number == number
+        {
+            crash();
+        }
+    }
+
     /// Returns the term of the record at an index of a batch.
     fn term(&self, parameters: &Parameters, index: usize) -> f32 {
         if self.has_tables { parameters.table(TERMS).at(index)[0] } else { 0.0 }
@@ -513,11 +525,7 @@ impl Model for Counting {
         let records = batch.features.rows().into_iter().zip(batch.labels).enumerate();
         for (index, (record, label)) in records {
             let number = record[0] as usize;
-            if let Some((of, crash)) = &self.crash
-                && of.number == number
-            {
-                crash();
-            }
+            self.crash_on(number);
             let x = record.slice(steadfast_trainer::ndarray::s![1..]);
             if let Some(slope) = self.slope {
                 gradient.vector_mut(COUNTS)[number] += slope as f32;
@@ -546,6 +554,7 @@ impl Model for Counting {
         let mut sums = Evaluation { records: batch.len() as u64, ..Evaluation::default() };
         let records = batch.features.rows().into_iter().zip(batch.labels).enumerate();
         for (index, (record, label)) in records {
+            self.crash_on(record[0] as usize);
             let x = record.slice(steadfast_trainer::ndarray::s![1..]);
             let term = self.term(parameters, index);
             let error = x.dot(&parameters.vector(0)) + parameters.vector(2)[0] + term - label;

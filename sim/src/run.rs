@@ -551,7 +551,11 @@ fn given_up_wrongly(job: &Job, found: &Discarded, manifest: &Manifest) -> Option
     let due = bad.iter().map(|task| (*task, times(task)));
     // Evaluations may end training before the last pass.
     let times = |task| found.listed.iter().find(|it| it.task == task).map_or(0, |it| it.times);
-    let times = |task| if job.spec.evaluation.decides() { times(task).max(1) } else { passes };
+    let times = |task| match job.spec.evaluation.decides() {
+        _ if manifest.held_out.contains(&task) => 0,
+        true => times(task).max(1),
+        false => passes,
+    };
     let crashing = job.crashes.iter().map(|it| (it.name.task, times(it.name.task)));
     let due: BTreeMap<TaskId, u64> = due.chain(crashing).collect();
     let found: BTreeMap<TaskId, u64> = found.listed.iter().map(|it| (it.task, it.times)).collect();

@@ -75,8 +75,8 @@ fn seeds_that_once_failed_pass() {
     }
 }
 
-/// F9, I6, I7: a record on which the model crashes is left out, in synchronous jobs with the same bits, whatever else
-/// fails; and nothing else is.
+/// F9, I6, I7: a record on which the model crashes, as it is trained on or evaluated, is left out, in synchronous jobs with
+/// the same bits, whatever else fails; and nothing else is.
 #[test]
 fn a_record_that_crashes_its_process_is_left_out_whatever_else_fails() {
     for mode in [Mode::Sync, Mode::Async] {

@@ -11,7 +11,6 @@ use steadfast_common::records::DispatchRecord;
 use steadfast_common::records::applied_records::{RecordRange, checksum};
 use steadfast_common::records::position::Position;
 use steadfast_common::status::TimeBreakdown;
-use steadfast_common::tensor::row_ids::RowIds;
 use steadfast_common::tensor::table::Rows;
 use steadfast_host::task::in_place;
 use steadfast_host::time::{Instant, sleep};
@@ -27,7 +26,7 @@ use tracing::{Instrument, info, info_span, warn};
 
 use crate::buffers::Buffers;
 use crate::context::{Computed, Context, Destination, TrainError, TrainedModel};
-use crate::suspects::Suspects;
+use crate::suspects::{self, Suspects};
 use crate::trial::TrialBatch;
 
 /// Maximum number of tasks held at a time: one in progress, one being read ahead.
@@ -231,17 +230,11 @@ impl Worker<'_> {
             let name = |position: &u32| RecordName { task, record: order[*position as usize] };
             let records: Vec<RecordName> = kept.iter().map(name).collect();
             if !records.is_empty() {
-                batches.push(TrialBatch { pass, step, lane: key.lane, records });
+                let (lane, held_out) = (key.lane, false);
+                batches.push(TrialBatch { pass, step, lane, records, held_out });
             }
         }
-        let rows = match ids.is_empty() {
-            true => Vec::new(),
-            false => {
-                let wanted = ids.into_iter().map(RowIds::distinct).collect();
-                let pulled = self.generation.pservers().pull_rows(None, wanted).await?;
-                pulled.expect("without a version, none is past").rows
-            }
-        };
+        let rows = suspects::rows_of(self.generation, ids).await?;
         let suspects = Suspects {
             context: self.context,
             generation: self.generation,

@@ -26,7 +26,7 @@ use steadfast_host::time::{Instant, sleep};
 use steadfast_net::traces::TRACE;
 use steadfast_process::Failure;
 use steadfast_store::{Location, ObjectWriter, StoreError};
-use steadfast_trainer_core::record_search::TrialStandIn;
+use steadfast_trainer_core::record_search::{RecordName, TrialStandIn};
 use steadfast_trainer_core::{
     Batch, BatchIds, Evaluation, LaneBatches, Metric, MicroBatch, Model, ModelError, Parameters,
     Validity,
@@ -45,7 +45,9 @@ use crate::hang_watch::HangWatch;
 use crate::kept_names::KeptNames;
 use crate::metrics::Metrics;
 use crate::start;
+use crate::suspects::{self, Suspects};
 use crate::tasks::{TaskError, Tasks};
+use crate::trial::TrialBatch;
 
 /// Ranges of a table that are read at the same time: few enough that they are polled in order, which simulations need,
 /// and no more than are known to fit into so many bytes.
@@ -71,6 +73,8 @@ pub struct Context {
     /// Stands in for the processes of trials.
     pub trial: Option<TrialStandIn>,
     pub hang_watch: HangWatch,
+    /// Evaluations may go on beside gradients.
+    pub evaluation_watch: HangWatch,
 }
 
 /// Counts the pushes in flight.
@@ -273,8 +277,7 @@ impl Context {
         let ids = || self.model.ids(batch, key);
         let ids = in_place(|| match key {
             Some(_) => self.hang_watch.computes(ids),
-            // An evaluation goes on beside the gradients.
-            None => ids(),
+            None => self.evaluation_watch.computes(ids),
         })?;
         if ids.len() != tables {
             let message = format!("it returned ids for {} of {tables} tables", ids.len());
@@ -337,23 +340,36 @@ impl Context {
         Ok(is_pulled.then(|| Parameters::new(self.layout().clone(), values)))
     }
 
-    /// Sums loss and metric over all held-out records, in order, except for tasks that are given up. Reports
-    /// read errors to the master.
+    /// Sums loss and metric over all held-out records, in order, except for tasks that are given up, and records that are
+    /// left out. Reports read errors to the master. If the evaluation is suspected, processes of their own evaluate first.
     ///
     /// # Errors
     /// A rejection by the master, or another generation.
     pub async fn evaluate(
         &self,
         parameters: &Parameters,
+        position: &Position,
         generation: &GenerationClient,
+        is_suspected: bool,
     ) -> Result<Evaluated, TrainError> {
+        if is_suspected {
+            self.try_evaluation(parameters, position, generation).await?;
+        }
         let mut evaluated = Evaluated::default();
         for task in &self.tasks.dataset().manifest().held_out {
             match self.held_out_records(*task, generation).await? {
                 HeldOut::Records(records) => {
+                    let count = records.len() as u32;
+                    let kept = generation.left_out().evaluated(position.pass, *task, count);
+                    let records = match kept.len() == records.len() {
+                        true => records,
+                        false if kept.is_empty() => continue,
+                        false => Arc::new(records.select(&kept)),
+                    };
                     let batch = Batch::from(records.as_ref());
                     let parameters = &self.with_rows(parameters, &batch, None, generation).await?;
-                    let sums = in_place(|| self.model.evaluate(parameters, &batch))?;
+                    let evaluate = || self.model.evaluate(parameters, &batch);
+                    let sums = in_place(|| self.evaluation_watch.computes(evaluate))?;
                     self.check_weights(&batch, sums.weights.is_some())?;
                     evaluated.sums.merge(&sums);
                 }
@@ -362,6 +378,39 @@ impl Context {
             }
         }
         Ok(evaluated)
+    }
+
+    /// Lets processes of their own evaluate, because trainers that did so were lost. If a record ends them, waits until
+    /// another generation leaves it out.
+    async fn try_evaluation(
+        &self,
+        parameters: &Parameters,
+        position: &Position,
+        generation: &GenerationClient,
+    ) -> Result<(), TrainError> {
+        info!("trainers were lost that evaluate: a process of its own evaluates first");
+        let mut batches = Vec::new();
+        let mut ids = vec![Vec::new(); self.layout().tables().len()];
+        for task in &self.tasks.dataset().manifest().held_out {
+            let read = self.held_out_records(*task, generation).await?;
+            let HeldOut::Records(records) = read else { continue };
+            let count = records.len() as u32;
+            let kept = generation.left_out().evaluated(position.pass, *task, count);
+            let of_task = self.ids(&Batch::from(&records.select(&kept)), None)?;
+            for (all, of_table) in ids.iter_mut().zip(of_task) {
+                all.extend_from_slice(of_table.ids.as_slice());
+            }
+            let records = kept.into_iter().map(|record| RecordName { task: *task, record });
+            let records: Vec<RecordName> = records.collect();
+            if !records.is_empty() {
+                let (pass, lane) = (position.pass, Lane(0));
+                batches.push(TrialBatch { pass, step: 0, lane, records, held_out: true });
+            }
+        }
+        let rows = suspects::rows_of(generation, ids).await?;
+        let suspects =
+            Suspects { context: self, generation, position: *position, parameters, rows: &rows };
+        suspects.search(&batches).await
     }
 
     /// Reads the records of a held-out task. Reports bad data until the master gives the task up or asks for
@@ -468,6 +517,7 @@ impl Context {
         parameters: &Parameters,
         position: &Position,
         generation: &GenerationClient,
+        is_suspected: bool,
     ) -> Result<(), TrainError> {
         let before = self.evaluations.latest();
         if self.evaluations.is_known(position.version) {
@@ -480,7 +530,8 @@ impl Context {
             // Another trainer was first, and training goes on.
             return Ok(());
         };
-        let Evaluated { sums, failed } = self.evaluate(&parameters, generation).await?;
+        let evaluated = self.evaluate(&parameters, position, generation, is_suspected).await?;
+        let Evaluated { sums, failed } = evaluated;
         if let Some(error) = failed {
             warn!(%error, "evaluation failed; retrying");
             return Ok(());
@@ -681,7 +732,10 @@ impl Context {
         let evaluation = match known {
             Some(known) => Some(known),
             None if best.is_some() => None,
-            None => self.evaluate_last(&averaged, position, generation).await?,
+            None => {
+                let is_suspected = election.evaluation_is_suspected();
+                self.evaluate_last(&averaged, position, generation, is_suspected).await?
+            }
         };
         if !election.may_write().await? {
             return Ok(());
@@ -718,9 +772,11 @@ impl Context {
         parameters: &Parameters,
         position: &Position,
         generation: &GenerationClient,
+        is_suspected: bool,
     ) -> Result<Option<EvaluationRecord>, TrainError> {
         self.activity.note(|activity| activity.description = "evaluating");
-        let Evaluated { sums, failed } = self.evaluate(parameters, generation).await?;
+        let evaluated = self.evaluate(parameters, position, generation, is_suspected).await?;
+        let Evaluated { sums, failed } = evaluated;
         if let Some(error) = failed {
             return Err(TrainError::HeldOut(error));
         }

@@ -338,14 +338,17 @@ impl Program<'_> {
         let (limit, on_hang) = (spec.tasks.deadline, self.registry.on_hang);
         let session = registration.complete(parameters, model.numerics()).await;
         let session = session.map_err(not_registered)?;
-        let hang_watch = HangWatch::start(limit, move || {
-            error!(
-                ?limit,
-                "the model has not returned from a gradient within `tasks.deadline`; the process ends"
-            );
-            on_hang.iter().for_each(|call| call());
-            exit_at_once(ErrorKind::Unavailable.exit_code())
-        });
+        let watch = |what: &'static str| {
+            HangWatch::start(limit, move || {
+                error!(
+                    what,
+                    ?limit,
+                    "the model has not returned within `tasks.deadline`; the process ends"
+                );
+                on_hang.iter().for_each(|call| call());
+                exit_at_once(ErrorKind::Unavailable.exit_code())
+            })
+        };
         Ok(Context {
             session,
             model,
@@ -359,7 +362,8 @@ impl Program<'_> {
             held_out_given_up: Mutex::default(),
             fixed: OnceLock::new(),
             trial: self.registry.trial.clone(),
-            hang_watch,
+            hang_watch: watch("a gradient"),
+            evaluation_watch: watch("the evaluation of a task"),
         })
     }
 }

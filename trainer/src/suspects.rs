@@ -1,9 +1,10 @@
-//! What a trainer does before it computes what other trainers were lost with.
+//! What a trainer does before it computes or evaluates what other trainers were lost with.
 
 use std::time::Duration;
 
 use steadfast_common::records::discarded_records::DiscardedRecord;
 use steadfast_common::records::position::Position;
+use steadfast_common::tensor::row_ids::RowIds;
 use steadfast_common::tensor::table::Rows;
 use steadfast_host::task::in_place;
 use steadfast_host::time::sleep;
@@ -28,6 +29,22 @@ pub(crate) struct Suspects<'a> {
     pub rows: &'a [Rows],
 }
 
+/// Returns the present rows of each table with these ids.
+///
+/// # Errors
+/// A rejection, another generation, or the end of the job.
+pub(crate) async fn rows_of(
+    generation: &GenerationClient,
+    ids: Vec<Vec<u64>>,
+) -> Result<Vec<Rows>, ClientError> {
+    if ids.is_empty() {
+        return Ok(Vec::new());
+    }
+    let wanted = ids.into_iter().map(RowIds::distinct).collect();
+    let pulled = generation.pservers().pull_rows(None, wanted).await?;
+    Ok(pulled.expect("without a version, none is past").rows)
+}
+
 impl Suspects<'_> {
     /// Lets processes of their own compute batches of one pass. If a record ends them, waits until training goes on
     /// without it, in another generation.
@@ -36,7 +53,8 @@ impl Suspects<'_> {
     /// A rejection, another generation, or the end of the job.
     pub async fn search(&self, batches: &[TrialBatch]) -> Result<(), TrainError> {
         let Some(first) = batches.first() else { return Ok(()) };
-        let (context, generation, pass) = (self.context, self.generation, first.pass);
+        let (context, generation) = (self.context, self.generation);
+        let TrialBatch { pass, held_out, .. } = *first;
         context.activity.note(|activity| {
             activity.description = "looking for a record that ends its process";
         });
@@ -46,7 +64,8 @@ impl Suspects<'_> {
             () = context.session.job_ended() => return Err(ClientError::JobEnded.into()),
             found = self.find(batches) => found,
         };
-        context.activity.note(|activity| activity.description = "training");
+        let goes_on = if held_out { "evaluating" } else { "training" };
+        context.activity.note(|activity| activity.description = goes_on);
         let (RecordName { task, record }, how) = match found {
             Ok(found) => found,
             Err(reason) => {
@@ -54,10 +73,11 @@ impl Suspects<'_> {
                 return Ok(());
             }
         };
-        let reason = format!("{how} when it computed the gradient of the record, twice");
+        let what = if held_out { "evaluated" } else { "computed the gradient of" };
+        let reason = format!("{how} when it {what} the record, twice");
         // The master does not know the files of a stream's passes.
         let reason = match context.tasks.dataset() {
-            dataset if dataset.is_fixed() => reason,
+            dataset if held_out || dataset.is_fixed() => reason,
             dataset => {
                 let manifest = dataset.loaded(pass);
                 let named = manifest.and_then(|it| it.record_named(task, record.into()));
@@ -66,7 +86,7 @@ impl Suspects<'_> {
             }
         };
         warn!(%task, record, reason, "the record is to be left out");
-        let record = DiscardedRecord { task, record, from: pass, reason };
+        let record = DiscardedRecord { task, record, from: pass, held_out, reason };
         loop {
             // The master may be lost before it has begun the generation.
             generation.discard_record(record.clone(), self.position.version).await?;
@@ -80,8 +100,11 @@ impl Suspects<'_> {
     }
 
     async fn find(&self, batches: &[TrialBatch]) -> Result<(RecordName, String), String> {
-        let (context, pass) = (self.context, batches[0].pass);
-        let manifest = context.tasks.dataset().loaded(pass).ok_or("the pass is not known")?;
+        let (context, dataset) = (self.context, self.context.tasks.dataset());
+        let manifest = match batches[0].held_out {
+            true => dataset.manifest().clone(),
+            false => dataset.loaded(batches[0].pass).ok_or("the pass is not known")?,
+        };
         let (stand_in, job) = (context.trial.as_ref(), context.session.job());
         // It writes all the parameters.
         let trials = in_place(|| Trials::new(stand_in, job, &manifest, self.parameters, self.rows));

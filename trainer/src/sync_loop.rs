@@ -259,7 +259,9 @@ impl Worker<'_> {
                     if is_ours { "evaluating" } else { "waiting for the evaluation" };
             });
             if is_ours {
-                context.decide(&self.parameters, position, self.generation).await?;
+                let is_suspected = self.assignment.borrow().evaluation_is_suspected;
+                let (parameters, generation) = (&self.parameters, self.generation);
+                context.decide(parameters, position, generation, is_suspected).await?;
             }
             tokio::select! {
                 biased;
@@ -470,7 +472,7 @@ impl Worker<'_> {
             let named = positions.iter().filter_map(|it| order.get(*it as usize));
             records.extend(named.map(|record| RecordName { task: part.task, record: *record }));
         }
-        TrialBatch { pass, step, lane, records }
+        TrialBatch { pass, step, lane, records, held_out: false }
     }
 
     /// Returns the number of records of a part's task, and the positions of the part without the records that the
@@ -793,7 +795,11 @@ impl Worker<'_> {
     /// lane. Returns the error of an earlier evaluation if it is one of the model's code, which every evaluation would
     /// have.
     async fn evaluate_in_background(&mut self, position: &Position) -> Result<(), TrainError> {
-        let is_ours = self.assignment.borrow().lanes.first() == Some(&Lane(0));
+        let (is_ours, is_suspected) = {
+            let assignment = self.assignment.borrow();
+            let is_ours = assignment.lanes.first() == Some(&Lane(0));
+            (is_ours, assignment.evaluation_is_suspected)
+        };
         while let Some(evaluated) = self.evaluation.try_join_next() {
             evaluated.map_err(|error| TrainError::TaskFailed(error.to_string()))??;
         }
@@ -809,7 +815,8 @@ impl Worker<'_> {
         let averaged = context.averaged(&self.parameters, position.version, &generation).await?;
         let Some(parameters) = averaged else { return Ok(()) };
         self.evaluation.spawn(async move {
-            match context.evaluate(&parameters, &generation).await {
+            let evaluated = context.evaluate(&parameters, &position, &generation, is_suspected);
+            match evaluated.await {
                 // The mean over a part of the records could not be compared with those before.
                 Ok(Evaluated { failed: Some(error), .. }) => warn!(%error, "evaluation failed"),
                 Ok(Evaluated { sums, failed: None }) if 0 < sums.records => {

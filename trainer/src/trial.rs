@@ -1,4 +1,5 @@
-//! Finds the record whose gradient ends the process that computes it: a crash of native code, or a lack of memory.
+//! Finds the record whose gradient, or whose evaluation, ends the process that computes it: a crash of native code, or a
+//! lack of memory.
 //!
 //! A lane that loses one trainer after another at the same step is suspected. Its next trainer first lets processes of
 //! their own compute what the lane needs: the same command line, with [`TRIAL`] in the environment, which is where the
@@ -50,13 +51,15 @@ const BEGUN: &str = "begun";
 const SURVIVED: &str = "survived";
 const HUNG: &str = "hung";
 
-/// The records of one gradient.
+/// The records of one gradient, or of the evaluation of a held-out task.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TrialBatch {
     pub pass: Pass,
     pub step: u64,
     pub lane: Lane,
     pub records: Vec<RecordName>,
+    /// Whether the records are evaluated, after `pass` passes. Step and lane mean nothing then.
+    pub held_out: bool,
 }
 
 /// What a process needs to compute gradients.
@@ -119,7 +122,8 @@ impl Trials {
                 break &batches[found?.0];
             }
         };
-        info!(lane = %batch.lane, records = batch.records.len(), "a record of the lane ends its process");
+        let (records, held_out) = (batch.records.len(), batch.held_out);
+        info!(lane = %batch.lane, held_out, records, "one of these records ends its process");
         let min = self.input.job.spec.model.min_records() as usize;
         let mut records = RecordSearch::new(batch.records.len(), min);
         loop {
@@ -253,22 +257,24 @@ pub(crate) async fn compute(directory: &Path, registry: &Registry) -> Result<(),
         let _ = fs::rename(&names[0], &names[1]);
         exit_at_once(1)
     });
-    for TrialBatch { pass, step, lane, records } in &batches {
+    for TrialBatch { pass, step, lane, records, held_out } in &batches {
         let key = MicroBatch { seed: job.spec.seed, pass: *pass, step: *step, lane: *lane };
+        let key = Some(key).filter(|_| !held_out);
         let mut batch = Records::default();
         records.iter().for_each(|it| batch.extend(&tasks[&it.task].select(&[it.record])));
         let batch = Batch::from(&batch);
         let compute = || -> Result<(), ModelError> {
             let ids = match rows.is_empty() {
                 true => Vec::new(),
-                false => model.ids(&batch, Some(&key))?,
+                false => model.ids(&batch, key.as_ref())?,
             };
             let ids: Vec<BatchIds> = ids.iter().map(|ids| BatchIds::new(ids)).collect();
             let own = ids.iter().zip(&rows).map(|(ids, rows)| ids.rows_of(rows)).collect();
-            let zeros = ids.iter().zip(&rows).map(|(ids, rows)| ids.zeros(rows.width())).collect();
             let parameters = parameters.clone().with_tables(own);
+            let Some(key) = &key else { return model.evaluate(&parameters, &batch).map(drop) };
+            let zeros = ids.iter().zip(&rows).map(|(ids, rows)| ids.zeros(rows.width())).collect();
             let mut gradient = Parameters::zeros(layout.clone()).with_tables(zeros);
-            model.fresh_gradient(&parameters, &batch, &key, &mut gradient).map(drop)
+            model.fresh_gradient(&parameters, &batch, key, &mut gradient).map(drop)
         };
         let survived = in_place(|| hang_watch.computes(compute));
         if let Err(error) = survived {

@@ -207,8 +207,8 @@ impl GenerationClient {
         self.master.report_divergence(request).await.map(drop)
     }
 
-    /// Reports a record whose gradient ends the process that computes it, in the step from `version` (synchronous mode):
-    /// another generation begins without it.
+    /// Reports a record whose gradient ends the process that computes it, in the step from `version` (synchronous mode),
+    /// or whose evaluation at `version` does: another generation begins without it.
     ///
     /// # Errors
     /// A rejection, another generation, or the end of the job.
@@ -217,7 +217,7 @@ impl GenerationClient {
         record: DiscardedRecord,
         version: Version,
     ) -> Result<(), ClientError> {
-        let DiscardedRecord { task, record, from, reason } = record;
+        let DiscardedRecord { task, record, from, held_out, reason } = record;
         let request = v1::DiscardRecordRequest {
             caller: self.caller(),
             pass: from.0,
@@ -225,6 +225,7 @@ impl GenerationClient {
             record,
             version: version.0,
             reason,
+            held_out,
         };
         self.master.discard_record(request).await.map(drop)
     }

@@ -21,6 +21,8 @@ pub struct Assignment {
     pub lanes: Vec<Lane>,
     /// Lists those of `lanes` that lost trainers one after another at one step.
     pub suspected: BTreeSet<Lane>,
+    /// Whether trainers that evaluate were lost one after another.
+    pub evaluation_is_suspected: bool,
     pub given_up: BTreeMap<Pass, BTreeSet<TaskId>>,
 }
 
@@ -94,6 +96,7 @@ fn publish(tx: &watch::Sender<Assignment>, reply: v1::FollowReply) {
         number: reply.assignment,
         lanes: reply.lanes.into_iter().map(Lane).collect(),
         suspected: reply.suspected.into_iter().map(Lane).collect(),
+        evaluation_is_suspected: reply.evaluation_is_suspected,
         given_up: given_up.collect(),
     };
     tx.send_if_modified(|present| {

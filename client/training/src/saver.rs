@@ -21,6 +21,8 @@ const RETRY: Duration = Duration::from_secs(1);
 pub struct SaverElection {
     generation: GenerationClient,
     position: Position,
+    /// Whether savers were lost one after another while they evaluated.
+    evaluation_is_suspected: bool,
     /// The error of the last attempt to save, until it is reported; empty if none.
     error: String,
     /// The pause before the next request.
@@ -46,7 +48,12 @@ impl fmt::Debug for SaverElection {
 impl SaverElection {
     pub(crate) fn new(generation: GenerationClient, position: Position) -> Self {
         let (error, pause, pauses) = (String::new(), Duration::ZERO, Box::new(backoff()));
-        Self { generation, position, error, pause, pauses }
+        Self { generation, position, evaluation_is_suspected: false, error, pause, pauses }
+    }
+
+    /// Returns whether trainers that evaluated were lost one after another: a record may end the process that evaluates it.
+    pub fn evaluation_is_suspected(&self) -> bool {
+        self.evaluation_is_suspected
     }
 
     /// Waits until this trainer is elected (`true`) or the job has ended (`false`).
@@ -114,6 +121,8 @@ impl SaverElection {
             error,
             position: Some(self.position.into()),
         };
-        Ok(self.generation.master.begin_save(request).await?.save)
+        let reply = self.generation.master.begin_save(request).await?;
+        self.evaluation_is_suspected = reply.evaluation_is_suspected;
+        Ok(reply.save)
     }
 }

@@ -12,14 +12,17 @@ use crate::job::spec::JobSpec;
 /// Maximum number of records that a job leaves out before it fails.
 pub const DISCARDED_RECORDS_MAX: usize = 1000;
 
-/// A record whose gradient ends the process that computes it.
+/// A record whose gradient, or whose evaluation, ends the process that computes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiscardedRecord {
     pub task: TaskId,
     /// The number of the record within its task, in the order of the files, from 0.
     pub record: u32,
-    /// The first pass without it; of a stream, whose passes have different records, the only one.
+    /// The first pass without it; of a stream, whose passes have different records, the only one. Of a held-out record,
+    /// the number of passes before the first evaluation without it.
     pub from: Pass,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub held_out: bool,
     /// Says how the processes ended.
     pub reason: String,
 }
@@ -53,13 +56,23 @@ impl LeftOutRecords {
         positions.filter(is_kept).collect()
     }
 
+    /// Returns the numbers within a held-out task of `records` records of those that are evaluated after so many passes,
+    /// in the order of the files.
+    pub fn evaluated(&self, passes: Pass, task: TaskId, records: u32) -> Vec<u32> {
+        let held_out = self.records.iter().filter(|it| it.held_out);
+        let of_task = held_out.filter(|it| it.task == task && it.from <= passes);
+        let left_out: BTreeSet<u32> = of_task.map(|it| it.record).collect();
+        (0..records).filter(|record| !left_out.contains(record)).collect()
+    }
+
     /// Returns the number within its task of each record that a pass leaves out of it.
     fn numbers(&self, pass: Pass, task: TaskId) -> BTreeSet<u32> {
         let is_in = |it: &&DiscardedRecord| match self.is_stream {
             true => it.from == pass,
             false => it.from <= pass,
         };
-        let of_task = self.records.iter().filter(|it| it.task == task).filter(is_in);
+        let trained = self.records.iter().filter(|it| !it.held_out);
+        let of_task = trained.filter(|it| it.task == task).filter(is_in);
         of_task.map(|it| it.record).collect()
     }
 }
@@ -73,6 +86,7 @@ mod tests {
             task: TaskId(3),
             record: 5,
             from: Pass(1),
+            held_out: false,
             reason: "signal 6".to_owned(),
         };
         LeftOutRecords { records: vec![record], seed: 7, is_stream }

@@ -212,11 +212,16 @@ impl TrainingJob {
     ) -> Result<(), ControlError> {
         self.check_caller(generation, trainer)?;
         let manifest = &self.job.manifest;
-        let exists = match self.job.record.spec.dataset.follow {
-            true => self.state.stream.pass(record.from).is_some_and(|it| record.task.0 < it.tasks),
-            false => u64::from(record.record) < manifest.records_of(record.task),
+        let is_in_manifest = u64::from(record.record) < manifest.records_of(record.task);
+        let is_stream = self.job.record.spec.dataset.follow;
+        let exists = match record.held_out {
+            true => is_in_manifest && self.is_held_out(record.task),
+            false if is_stream => {
+                self.state.stream.pass(record.from).is_some_and(|it| record.task.0 < it.tasks)
+            }
+            false => is_in_manifest && !self.is_held_out(record.task),
         };
-        if !exists || self.is_held_out(record.task) {
+        if !exists {
             return Err(ControlError::NoSuchTask);
         }
         if self.live.rollback.is_none() {
@@ -414,6 +419,7 @@ impl TrainingJob {
         if known.is_some_and(|known| counts_once(known) && evaluation.version <= known.version) {
             return;
         }
+        self.live.evaluators_lost = 0;
         let mut evaluation = rules.decided(known, evaluation);
         let best = evaluation.course.as_ref().map(|course| course.best.version);
         if best != Some(evaluation.version) {
@@ -559,10 +565,13 @@ impl TrainingJob {
         let all = state.generation.iter().flat_map(|it| &it.discarded_records);
         all.map(move |it| {
             let last = if spec.dataset.follow { it.from } else { last.max(it.from) };
-            let passes = PassRanges::of(it.from, last);
+            let passes = match it.held_out {
+                true => PassRanges::default(),
+                false => PassRanges::of(it.from, last),
+            };
             DiscardedTask {
                 task: it.task,
-                held_out: false,
+                held_out: it.held_out,
                 times: passes.count(),
                 passes,
                 reason: it.reason.clone(),

@@ -11,9 +11,8 @@ use steadfast_common::records::scale::ScaleRecord;
 use steadfast_common::records::stream::StreamRecord;
 use steadfast_master_core::election::InitReply;
 use steadfast_master_core::ledger::TaskReply;
-use steadfast_master_core::saver::SaveReply;
 
-use crate::event_loop::handle::{ControlError, GivenUp, Reply};
+use crate::event_loop::handle::{ControlError, GivenUp, Reply, SaveAnswer};
 use crate::status::status_snapshot::Assignments;
 
 /// An effect is released after the commit of the facts that were decided with it.
@@ -43,7 +42,7 @@ pub(crate) enum Answer {
     Task(Reply<TaskReply>, Result<TaskReply, ControlError>),
     GivenUp(Reply<GivenUp>, Result<GivenUp, ControlError>),
     Init(Reply<InitReply>, Result<InitReply, ControlError>),
-    Save(Reply<SaveReply>, Result<SaveReply, ControlError>),
+    Save(Reply<SaveAnswer>, Result<SaveAnswer, ControlError>),
     Discarded(Reply<Vec<DiscardedTask>>, Vec<DiscardedTask>),
     Queues(Reply<Option<QueueSnapshot>>, Option<QueueSnapshot>),
     Deleted(Reply<Vec<String>>, Vec<String>),

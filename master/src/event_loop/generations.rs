@@ -258,7 +258,7 @@ impl TrainingJob {
         let Some(pserver_set) = self.pserver_set() else { return Progress::None };
         let point = self.restore_point(&stored, Start::Without(record));
         let begins = point.checkpoint.as_ref().map_or(Version(0), |(_, it)| it.position.version);
-        if self.job.record.spec.mode == Mode::Sync && version < begins {
+        if self.job.record.spec.mode == Mode::Sync && !record.held_out && version < begins {
             warn!(reason = record.reason, "the record was computed after all; it stays");
             return Progress::None;
         }

@@ -72,7 +72,7 @@ pub enum Event {
         generation: Generation,
         trainer: TrainerId,
         report: SaveReport,
-        reply: Reply<SaveReply>,
+        reply: Reply<SaveAnswer>,
     },
     /// Requests all given-up tasks, not shortened.
     GivenUp {
@@ -167,6 +167,14 @@ pub enum Event {
         amendment: Box<Amendment>,
         reply: Reply<Generation>,
     },
+}
+
+/// Answers a trainer that asks to be the saver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SaveAnswer {
+    pub reply: SaveReply,
+    /// Whether trainers that evaluate were lost one after another.
+    pub evaluation_is_suspected: bool,
 }
 
 /// The reason and the target of a rollback.

@@ -14,12 +14,12 @@ use steadfast_master_core::held_out::HeldOut;
 use steadfast_master_core::lane_losses::LaneLosses;
 use steadfast_master_core::lanes::Lanes;
 use steadfast_master_core::ledger::Report;
-use steadfast_master_core::saver::{SaveReply, Saver};
+use steadfast_master_core::saver::{Saver, Stage};
 use steadfast_master_core::speeds::{Speeds, WorkerSet};
 use steadfast_master_core::sync_tasks::Failure;
 use tracing::warn;
 
-use crate::event_loop::handle::{GivenUp, Rollback, SaveReport, TaskDone};
+use crate::event_loop::handle::{GivenUp, Rollback, SaveAnswer, SaveReport, TaskDone};
 use crate::event_loop::recoveries::Recoveries;
 use crate::event_loop::time_breakdowns::TimeBreakdowns;
 use crate::scaling::Scaling;
@@ -40,6 +40,8 @@ pub(crate) struct LiveState {
     /// Tasks whose data could not be reached when they were last tried, and why (asynchronous mode).
     unreachable: BTreeMap<(Pass, TaskId), String>,
     pub lane_losses: LaneLosses,
+    /// Trainers lost since the last evaluation that may have been evaluating.
+    pub evaluators_lost: u32,
     /// The lanes of the present pass, for the status.
     pub schedule: Option<(Pass, LaneSchedule)>,
     pub recoveries: Recoveries,
@@ -98,6 +100,7 @@ impl LiveState {
             held_out: HeldOut::default(),
             unreachable: BTreeMap::new(),
             lane_losses: LaneLosses::default(),
+            evaluators_lost: 0,
             schedule: None,
             recoveries,
             time_breakdowns: TimeBreakdowns::default(),
@@ -158,18 +161,23 @@ impl LiveState {
         trainer: TrainerId,
         report: SaveReport,
         live: &BTreeSet<TrainerId>,
-    ) -> SaveReply {
+    ) -> SaveAnswer {
         if let Some(position) = report.position {
             self.note_position(moment, position);
         }
         if let Some(error) = &report.error {
             warn!(%trainer, error, "the model could not be saved");
         }
-        let decision = self.saver.request(trainer, report.stage, report.error, live);
+        let reply = self.saver.request(trainer, report.stage, report.error, live);
         if self.saver.holder().is_none() {
             self.rebalance_for_saver();
         }
-        decision
+        SaveAnswer { reply, evaluation_is_suspected: self.evaluation_is_suspected() }
+    }
+
+    /// Returns whether trainers that evaluate were lost one after another. A single loss can have any cause.
+    pub fn evaluation_is_suspected(&self) -> bool {
+        2 <= self.evaluators_lost
     }
 
     /// Rebalances the lanes over trainers that have not failed to save: a trainer without lanes does not
@@ -218,6 +226,11 @@ impl LiveState {
         for trainer in &lost {
             let lanes: Vec<Lane> = self.lanes.of(*trainer);
             self.lane_losses.note(version, &lanes);
+            // The trainer with the first lane evaluates until training has ended.
+            let saver_evaluates = self.saver.holder() == Some((*trainer, Stage::Evaluating));
+            if lanes.contains(&Lane(0)) || saver_evaluates {
+                self.evaluators_lost = self.evaluators_lost.saturating_add(1);
+            }
         }
         self.time_breakdowns.follow(live);
         self.known_trainers = live.clone();

@@ -177,12 +177,15 @@ impl TrainingJob {
         let suspects = self.live.lane_losses.suspects(self.live.position.version).into_iter();
         let suspected: BTreeSet<Lane> = suspects.map(|(lane, _)| lane).collect();
         let is_same = is_same && known.suspected == suspected;
+        let evaluation_is_suspected = self.live.evaluation_is_suspected();
+        let is_same = is_same && known.evaluation_is_suspected == evaluation_is_suspected;
         if has_same_trainers && is_same && known.given_up == *given_up {
             return;
         }
         let lanes = live.iter().map(|trainer| (*trainer, self.live.lanes.of(*trainer))).collect();
         let given_up = given_up.clone();
-        let assignments = Assignments { generation, number, lanes, suspected, given_up };
+        let assignments =
+            Assignments { generation, number, lanes, suspected, evaluation_is_suspected, given_up };
         self.assigned_trainers = live;
         if *self.assignments != assignments {
             self.assignments = Arc::new(assignments);

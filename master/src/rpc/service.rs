@@ -40,7 +40,9 @@ use tracing::warn;
 use uuid::Uuid;
 
 use crate::acting_handles::ActingHandles;
-use crate::event_loop::handle::{ControlError, Event, GivenUp, Reply, SaveReport, TaskDone};
+use crate::event_loop::handle::{
+    ControlError, Event, GivenUp, Reply, SaveAnswer, SaveReport, TaskDone,
+};
 use crate::rpc::discarded_list;
 use crate::scaling::{scale_reply, scale_wish};
 use crate::status::status_snapshot::Assignments;
@@ -266,9 +268,10 @@ impl Master for Service {
         let (trainer, generation) = caller(request.caller)?;
         let error = Some(reason(request.error)).filter(|error| !error.is_empty());
         let report = SaveReport { stage, error, position: request.position.map(Into::into) };
-        let decision =
+        let SaveAnswer { reply, evaluation_is_suspected } =
             self.ask(|reply| Event::BeginSave { generation, trainer, report, reply }).await?;
-        Ok(Response::new(BeginSaveReply { save: decision == SaveReply::Save }))
+        let save = reply == SaveReply::Save;
+        Ok(Response::new(BeginSaveReply { save, evaluation_is_suspected }))
     }
 
     async fn finish_save(
@@ -416,6 +419,7 @@ impl Master for Service {
             task: TaskId(request.task),
             record: request.record,
             from: Pass(request.pass),
+            held_out: request.held_out,
             reason: reason(request.reason),
         };
         let version = Version(request.version);
@@ -496,5 +500,6 @@ fn follow_reply(assignments: &Assignments, trainer: TrainerId) -> FollowReply {
             .filter(|lane| assignments.suspected.contains(lane))
             .map(|Lane(lane)| *lane)
             .collect(),
+        evaluation_is_suspected: assignments.evaluation_is_suspected,
     }
 }

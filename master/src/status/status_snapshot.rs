@@ -29,6 +29,8 @@ pub struct Assignments {
     pub lanes: BTreeMap<TrainerId, Vec<Lane>>,
     /// Lanes that lost trainers one after another at the present step.
     pub suspected: BTreeSet<Lane>,
+    /// Whether trainers that evaluate were lost one after another.
+    pub evaluation_is_suspected: bool,
     /// Tasks given up in the current and the next pass.
     pub given_up: BTreeMap<Pass, Arc<BTreeSet<TaskId>>>,
 }

@@ -26,6 +26,20 @@ enum End {
 
 impl Fragile {
     const BAD: f32 = 666.0;
+
+    /// Ends the process, or returns that the record counts nothing.
+    fn end(&self) {
+        match self.end {
+            End::Abort => abort(),
+            // SAFETY: it is not; this is the fault that is looked for.
+            End::Segfault => unsafe { std::ptr::null_mut::<u8>().write_volatile(1) },
+            End::Exit => std::process::exit(3),
+            End::Hang => loop {
+                std::thread::park();
+            },
+            End::Never => {}
+        }
+    }
 }
 
 impl Model for Fragile {
@@ -52,16 +66,8 @@ impl Model for Fragile {
         let (mut loss_sum, mut counted) = (0.0, 0);
         for (record, label) in batch.features.rows().into_iter().zip(batch.labels) {
             if *label == Self::BAD {
-                match self.end {
-                    End::Abort => abort(),
-                    // SAFETY: it is not; this is the fault that is looked for.
-                    End::Segfault => unsafe { std::ptr::null_mut::<u8>().write_volatile(1) },
-                    End::Exit => std::process::exit(3),
-                    End::Hang => loop {
-                        std::thread::park();
-                    },
-                    End::Never => continue,
-                }
+                self.end();
+                continue;
             }
             let error = record.dot(&parameters.vector(0)) - label;
             loss_sum += f64::from(error * error) / 2.0;
@@ -75,11 +81,15 @@ impl Model for Fragile {
     }
 
     fn evaluate(&self, _: &Parameters, batch: &Batch<'_>) -> Result<Evaluation, ModelError> {
-        Ok(Evaluation { records: batch.len() as u64, ..Evaluation::default() })
+        if batch.labels.iter().any(|label| *label == Self::BAD) {
+            self.end();
+        }
+        let records = batch.len() as u64;
+        Ok(Evaluation { records, metric_sum: records as f64, ..Evaluation::default() })
     }
 
     fn metric(&self) -> Metric {
-        Metric::mean("nothing")
+        Metric::mean("one")
     }
 }
 

@@ -13,14 +13,31 @@ const RECORDS: u64 = 2000;
 
 /// Returns a job whose model ends its process on a record like `end`, or ignores the record.
 fn job(scene: &Scene, end: &str) -> Job {
+    let (data, file) = files(scene);
+    let job = without_evaluation(end);
+    job.with(&data, &file)
+}
+
+/// Returns a job whose model does so on a held-out record.
+fn evaluating_job(scene: &Scene, end: &str, settings: &str) -> Job {
+    let (_, file) = files(scene);
+    let evaluation = format!("[evaluation]\nsource = [\"{file}\"]\n{settings}\n[checkpoint]");
+    without_evaluation(end).with("[checkpoint]", &evaluation)
+}
+
+/// Returns the names of a file of the examples, and of one whose record [`BAD`] ends processes.
+fn files(scene: &Scene) -> (String, String) {
     let data = steadfast_tests::examples().join("data/linear.csv");
     let text = fs::read_to_string(&data).expect("the example has data");
     let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
     let (features, _) = lines[BAD].rsplit_once(',').expect("a record has a label");
     lines[BAD] = format!("{features},666");
     let file = scene.write("records.csv", &(lines.join("\n") + "\n"));
+    (data.display().to_string(), file.display().to_string())
+}
+
+fn without_evaluation(end: &str) -> Job {
     Job::example("own-model")
-        .with(&data.display().to_string(), &file.display().to_string())
         .with("passes = 30", &format!("passes = {PASSES}"))
         .with("kind = \"huber\"", "kind = \"fragile\"")
         .with("{ delta = 0.5 }", &format!("{{ end = \"{end}\" }}"))
@@ -78,6 +95,35 @@ fn a_record_on_which_the_model_hangs_is_left_out_and_the_bits_are_those_without_
     let summary = run(&scene, &job, "hang", "2");
     assert_eq!(summary["parameters_sha256"], expected["parameters_sha256"]);
     check(&scene, &summary, "hang", "longer than 1s");
+}
+
+/// F9, I7: a held-out record that ends processes is left out of evaluations, whether they follow the last step, go on
+/// beside steps or come between them, and the parameters are those of a job whose evaluations do no harm.
+#[test]
+fn a_held_out_record_that_ends_its_process_is_left_out_of_evaluations() {
+    let scene = Scene::new();
+    for (mode, settings) in [("sync", ""), ("sync", "patience = 3\n"), ("async", "")] {
+        let job = |end| {
+            let job = evaluating_job(&scene, end, settings);
+            job.with("mode = \"sync\"", &format!("mode = \"{mode}\""))
+        };
+        let data = format!("{mode}{}", settings.len());
+        let summary = run(&scene, &job("abort"), &data, "2");
+        let discarded = &summary["discarded"];
+        assert_eq!((&discarded["tasks"], &discarded["times"]), (&json!(1), &json!(0)));
+        let listed = &discarded["listed"][0];
+        assert_eq!(listed["records"][0]["first"], json!(BAD - 1), "{listed}");
+        assert_eq!(
+            (&listed["held_out"], &listed["records"][0]["records"]),
+            (&json!(true), &json!(1))
+        );
+        scene.audited(&data);
+        assert_eq!(summary["examples"], json!(PASSES * RECORDS), "{summary}");
+        if mode == "sync" {
+            let expected = run(&scene, &job("never"), &format!("{data}-never"), "2");
+            assert_eq!(summary["parameters_sha256"], expected["parameters_sha256"]);
+        }
+    }
 }
 
 /// F9, I6: in an asynchronous job every other record counts once in each pass.
