@@ -1,4 +1,4 @@
-//! What a trainer does before it computes or evaluates what other trainers were lost with.
+//! Looks for the records with which other trainers were lost, before this trainer computes or evaluates them.
 
 use std::time::Duration;
 

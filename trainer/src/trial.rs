@@ -62,7 +62,7 @@ pub(crate) struct TrialBatch {
     pub held_out: bool,
 }
 
-/// What a process needs to compute gradients.
+/// Tells a process what to compute or to evaluate.
 #[derive(Serialize, Deserialize)]
 struct TrialInput {
     job: JobRecord,

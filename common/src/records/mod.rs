@@ -218,7 +218,8 @@ impl PserverRecord {
 }
 
 /// `followers/<index>`: the spare that has a copy of a slot's shard. The holder of the slot writes it, with the lease of
-/// the spare, and shows no change of the shard that the spare lacks as long as the key exists.
+/// the spare. As long as the key exists, it shows no version of the shard that the spare lacks, and in asynchronous mode
+/// acknowledges no push.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FollowerRecord {
     pub id: Uuid,

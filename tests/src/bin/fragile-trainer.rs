@@ -81,7 +81,7 @@ impl Model for Fragile {
     }
 
     fn evaluate(&self, _: &Parameters, batch: &Batch<'_>) -> Result<Evaluation, ModelError> {
-        if batch.labels.iter().any(|label| *label == Self::BAD) {
+        if batch.labels.contains(&Self::BAD) {
             self.end();
         }
         let records = batch.len() as u64;
