@@ -10,15 +10,15 @@ use http_body::Frame;
 use prost::Message;
 use steadfast_common::ids::{Generation, Incarnation, Pass, Phase, Round, Slot, Version};
 use steadfast_common::job::spec::Mode;
-use steadfast_common::records::PserverRecord;
 use steadfast_common::records::keys::Keys;
 use steadfast_common::records::rendezvous::{EXIT_TAG, ReleaseRecord, RoundRecord};
+use steadfast_common::records::{GenerationRecord, PserverRecord};
 use steadfast_common::status::{JobPhase, JobStatus, Queues};
 use steadfast_proto::TensorMethod;
 use steadfast_proto::v1::{
     AdvanceReply, BlockData, ElasticRound, EnterReply, EnterRequest, GiveUpRequest, JoinReply,
-    PullReply, PullRequest, PullRowsRequest, PushRequest, ReadRangeRequest, SnapshotRequest,
-    StatusReply, Target, WatchRequest, enter_reply, join_reply,
+    PullReply, PullRequest, PullRowsRequest, PushReply, PushRequest, ReadRangeRequest,
+    SnapshotRequest, StatusReply, Target, WatchRequest, enter_reply, join_reply,
 };
 
 use crate::etcd::EtcdServer;
@@ -51,6 +51,9 @@ pub struct Observed {
     pub broken: Vec<String>,
     /// The process that has replied for a slot in a generation.
     holders: BTreeMap<(u64, u32), ProcessId>,
+    /// The last generation in which each slot has shown parameters, or in asynchronous mode acknowledged pushes, and the
+    /// newest version of these.
+    shown: BTreeMap<u32, (u64, u64)>,
     /// Number of checked pull replies.
     pub pulls: u64,
     /// What the workers of an elastic job have done.
@@ -106,6 +109,10 @@ pub fn observer(
                 let messages: Vec<PullReply> = messages(response);
                 observed.pulls += 1;
                 observed.pull(&job, reference.as_deref(), &messages);
+                let version = version_of(&messages).filter(|_| job.spec.mode == Mode::Sync);
+                if let Some((target, version)) = target.zip(version) {
+                    observed.shown(target, version, generation(&etcd, &keys).as_ref());
+                }
             }
             Some(TensorMethod::PullRows) => {
                 let (request, messages) = (messages(request), messages(response));
@@ -116,11 +123,15 @@ pub fn observer(
                 let messages: Vec<PullReply> = messages(response);
                 observed.read_range(&request, &messages);
             }
+            Some(TensorMethod::Push) => {
+                let version = messages::<PushReply>(response).pop().map(|it| it.version);
+                let version = version.filter(|_| job.spec.mode == Mode::Async);
+                if let Some((target, version)) = target.zip(version) {
+                    observed.shown(target, version, generation(&etcd, &keys).as_ref());
+                }
+            }
             Some(
-                TensorMethod::Push
-                | TensorMethod::FollowSlot
-                | TensorMethod::FollowStep
-                | TensorMethod::ReadHandover,
+                TensorMethod::FollowSlot | TensorMethod::FollowStep | TensorMethod::ReadHandover,
             )
             | None => {}
         }
@@ -261,6 +272,18 @@ fn target(path: &str, request: &[Frame<Bytes>]) -> Option<Target> {
     }
 }
 
+/// Returns the version in a reply to a pull; `None` if it has no parameters.
+fn version_of(reply: &[PullReply]) -> Option<u64> {
+    let header = reply.iter().find_map(|it| it.header.as_ref()).filter(|it| it.ready)?;
+    Some(header.position.as_ref().map_or(0, |it| it.version))
+}
+
+/// Returns the present generation.
+fn generation(etcd: &EtcdServer, keys: &Keys) -> Option<GenerationRecord> {
+    let entry = etcd.server()?.get(keys.generation().as_bytes())?;
+    serde_json::from_slice(&entry.value?).ok()
+}
+
 /// Returns an error if a pserver of an asynchronous job has replied for a slot that it no longer holds.
 fn is_not_its_own(etcd: &EtcdServer, keys: &Keys, target: Target) -> Option<String> {
     let server = etcd.server()?;
@@ -325,6 +348,26 @@ impl Observed {
             self.broken.push(format!(
                 "I5: {first:?} and {process:?} replied for slot {slot} in generation {generation}"
             ));
+        }
+    }
+
+    /// Checks that a slot that keeps its memory in a generation, or whose follower has taken it over, goes on with all that
+    /// it has shown, or acknowledged, in the generation before.
+    fn shown(&mut self, target: Target, version: u64, present: Option<&GenerationRecord>) {
+        let Target { generation, slot, .. } = target;
+        let is_kept = present.is_some_and(|record| {
+            record.generation == Generation(generation) && record.kept.contains(&Slot(slot))
+        });
+        let (before, most) = *self.shown.entry(slot).or_insert((generation, version));
+        if is_kept && before + 1 == generation && version < most {
+            self.broken.push(format!(
+                "slot {slot} keeps its memory in generation {generation}, but goes on at version {version}, and not at \
+                 {most}, which it has shown or acknowledged"
+            ));
+        }
+        if before <= generation {
+            let most = if before == generation { most.max(version) } else { version };
+            self.shown.insert(slot, (generation, most));
         }
     }
 
