@@ -101,9 +101,18 @@ pub fn small(mode: Mode) -> Plan {
     }
 }
 
+/// Returns the plan with a longer job. The smallest one is over before spares follow its slots, or these change.
+fn longer(mut plan: Plan) -> Plan {
+    if let Workload::Training(job) = &mut plan.job {
+        job.spec.passes = job.spec.passes.map(|passes| 16 * passes);
+        job.spec.steps = job.spec.steps.map(|steps| 16 * steps);
+    }
+    plan
+}
+
 /// Returns a small job of `mode`, synchronous or asynchronous, in which spares follow both slots.
 pub fn followed(mode: Mode) -> Plan {
-    let mut plan = small(mode);
+    let mut plan = longer(small(mode));
     if let Workload::Training(job) = &mut plan.job {
         job.spec.warm_spares = plan.shape.slots;
     }
@@ -114,12 +123,7 @@ pub fn followed(mode: Mode) -> Plan {
 /// Returns a small job of `mode`, synchronous or asynchronous, whose number of slots changes from two to three and then
 /// to one, while it trains.
 pub fn moved(mode: Mode) -> Plan {
-    let mut plan = small(mode);
-    if let Workload::Training(job) = &mut plan.job {
-        // The smallest job would be over before.
-        job.spec.passes = job.spec.passes.map(|passes| 16 * passes);
-        job.spec.steps = job.spec.steps.map(|steps| 16 * steps);
-    }
+    let plan = longer(small(mode));
     let turns = run(&plan).turns;
     let at =
         |quarter, slots| Deviation::Strike(Moment::Turn(turns * quarter / 4), Fault::Slots(slots));
@@ -130,7 +134,7 @@ pub fn moved(mode: Mode) -> Plan {
 const CUT_TURNS: u64 = 300;
 
 /// Returns the deaths of each pserver before each turn: every `stride`-th one, from `first` on. What the pserver has sent
-/// arrives; or, in every second one, nothing that it has lately sent to other pservers.
+/// arrives; or nothing that it has lately sent to other pservers; or neither that, nor what it has sent to etcd.
 pub fn deaths(plan: &Plan, first: usize, stride: usize) -> Vec<Vec<Deviation>> {
     let pservers = members(plan).into_iter().filter(|it| it.role == Role::Pserver);
     let pservers: Vec<Member> = pservers.collect();
@@ -138,13 +142,12 @@ pub fn deaths(plan: &Plan, first: usize, stride: usize) -> Vec<Vec<Deviation>> {
     let (at, all) = (&at, &pservers);
     let of = |turn| {
         all.iter().flat_map(move |it| {
-            let others = all.iter().filter(move |other| *other != it);
-            let cut = others.map(move |other| {
-                let (from, to) = (End::Member(*it), End::Member(*other));
-                at(turn, Fault::OneWay(from, to, plan.shape.lease_ttl))
-            });
-            let late = at(turn + CUT_TURNS, Fault::Kill(*it));
-            [vec![at(turn, Fault::Kill(*it))], cut.chain([late]).collect()]
+            let kill = |turn| at(turn, Fault::Kill(*it));
+            let cut = |end| at(turn, Fault::OneWay(End::Member(*it), end, plan.shape.lease_ttl));
+            let others = all.iter().filter(|other| *other != it).map(|it| End::Member(*it));
+            let late: Vec<Deviation> = others.map(cut).chain([kill(turn + CUT_TURNS)]).collect();
+            let without_etcd = [vec![cut(End::Etcd)], late.clone()].concat();
+            [vec![kill(turn)], late, without_etcd]
         })
     };
     (0..run(plan).turns).flat_map(of).skip(first).step_by(stride.max(1)).collect()

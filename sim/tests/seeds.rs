@@ -243,7 +243,7 @@ fn single_deviations_of_a_small_job_change_nothing() {
     }
 }
 
-/// The death of a pserver whose slot is followed, or that follows one, at every 211th of the possible places in a small job.
+/// The death of a pserver whose slot is followed, or that follows one, at every 997th of the possible places in a small job.
 /// `steadfast-sim --explore --deaths` runs all of them.
 ///
 /// I1, I5, I7, I12
@@ -251,7 +251,7 @@ fn single_deviations_of_a_small_job_change_nothing() {
 fn the_death_of_a_pserver_changes_nothing_while_slots_are_followed() {
     for mode in [Mode::Sync, Mode::Async] {
         let plan = followed(mode);
-        all_hold(&plan, &deaths(&plan, 7, 211));
+        all_hold(&plan, &deaths(&plan, 7, 997));
     }
 }
 
