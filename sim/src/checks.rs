@@ -111,7 +111,8 @@ pub fn observer(
                 observed.pull(&job, reference.as_deref(), &messages);
                 let version = version_of(&messages).filter(|_| job.spec.mode == Mode::Sync);
                 if let Some((target, version)) = target.zip(version) {
-                    observed.shown(target, version, generation(&etcd, &keys).as_ref());
+                    // A pserver also has the version before, for slots that are one step apart.
+                    observed.shown(target, version + 1, version, generation(&etcd, &keys).as_ref());
                 }
             }
             Some(TensorMethod::PullRows) => {
@@ -127,7 +128,7 @@ pub fn observer(
                 let version = messages::<PushReply>(response).pop().map(|it| it.version);
                 let version = version.filter(|_| job.spec.mode == Mode::Async);
                 if let Some((target, version)) = target.zip(version) {
-                    observed.shown(target, version, generation(&etcd, &keys).as_ref());
+                    observed.shown(target, version, version, generation(&etcd, &keys).as_ref());
                 }
             }
             Some(
@@ -353,13 +354,21 @@ impl Observed {
 
     /// Checks that a slot that keeps its memory in a generation, or whose follower has taken it over, goes on with all that
     /// it has shown, or acknowledged, in the generation before.
-    fn shown(&mut self, target: Target, version: u64, present: Option<&GenerationRecord>) {
+    ///
+    /// The slot showed `version`, and may be at `newest`.
+    fn shown(
+        &mut self,
+        target: Target,
+        newest: u64,
+        version: u64,
+        present: Option<&GenerationRecord>,
+    ) {
         let Target { generation, slot, .. } = target;
         let is_kept = present.is_some_and(|record| {
             record.generation == Generation(generation) && record.kept.contains(&Slot(slot))
         });
         let (before, most) = *self.shown.entry(slot).or_insert((generation, version));
-        if is_kept && before + 1 == generation && version < most {
+        if is_kept && before + 1 == generation && newest < most {
             self.broken.push(format!(
                 "slot {slot} keeps its memory in generation {generation}, but goes on at version {version}, and not at \
                  {most}, which it has shown or acknowledged"
