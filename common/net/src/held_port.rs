@@ -40,7 +40,7 @@ mod tests {
 
     use super::*;
 
-    /// S003-20: a worker that joins a round before rank 0 listens finds that nobody does, and not a lost connection.
+    /// S003-20: a worker that joins a round before rank 0 listens finds its connection refused, and not lost.
     #[test]
     fn a_held_port_refuses_connections_and_other_owners_until_it_is_released() {
         let (held, port) = (20_000..32_000)
