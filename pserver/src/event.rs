@@ -171,7 +171,7 @@ pub struct OfFollower {
 /// The report of a follower about its state at one version.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FollowerReport {
-    /// As `state_digest` returns it, or in its place what is wrong with the state. `None` if it could not be computed.
+    /// As `ShardStore::state_digest` returns it, or in its place what is wrong with the state. `None` if it could not be computed.
     pub digest: Option<String>,
     /// The shard that it has saved.
     pub saved: Option<ShardRecord>,

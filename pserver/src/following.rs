@@ -32,7 +32,7 @@ use crate::event::{Event, FollowerReport, Keeper, SlotSnapshot, SnapshotAnswer};
 use crate::event_loop::EventLoopHandle;
 use crate::push_assembler::PushAssembler;
 use crate::run::{JobContext, JobSource};
-use crate::shard_file::{SavedShard, ShardStore, state_digest};
+use crate::shard_file::{SavedShard, ShardError, ShardStore};
 use crate::state;
 use crate::tensor_service::push_name;
 
@@ -523,20 +523,22 @@ async fn reported(
         };
         warn!(%version, error = failure, "the shard of the slot was not saved");
     }
-    let states = shards.states.clone();
+    let shards = shards.clone();
     let digest = low_priority(async move {
         let SlotSnapshot { layout, shard, tables, .. } = snapshot;
-        state_digest(&layout, &states, shard, &tables)
+        shards.state_digest(&layout, shard, &tables)
     });
-    let digest = match digest.await {
-        Ok(Ok(digest)) => Some(digest),
-        Ok(Err(error)) => Some(format!("(none: {error})")),
-        Err(error) => {
-            warn!(%version, %error, "the digest of the state cannot be computed");
-            None
+    let failure = match digest.await {
+        Ok(Ok(digest)) => return FollowerReport { digest: Some(digest), saved: None },
+        // The state itself is not what it should be.
+        Ok(Err(error @ ShardError::Encode(_))) => {
+            return FollowerReport { digest: Some(format!("(none: {error})")), saved: None };
         }
+        Ok(Err(error)) => error.to_string(),
+        Err(broken) => broken.to_string(),
     };
-    FollowerReport { digest, saved: None }
+    warn!(%version, error = failure, "the digest of the state cannot be computed");
+    FollowerReport { digest: None, saved: None }
 }
 
 /// Reports a state to the holder of the slot.

@@ -30,7 +30,7 @@ use crate::event::{
 };
 use crate::event_loop::{EventLoopHandle, Published};
 use crate::metrics::Metrics;
-use crate::shard_file::{SavedShard, ShardError, ShardStore, state_digest};
+use crate::shard_file::{SavedShard, ShardError, ShardStore};
 use crate::slot_lease::SlotLease;
 
 /// Longest time that a call may wait for a version.
@@ -324,12 +324,12 @@ impl Service {
             |error: Broken| NotSaved::Failed(status(ErrorKind::Internal, error.to_string()));
         if let Some(of_follower) = of_follower.take_if(|it| it.saves) {
             let SlotSnapshot { layout, shard, tables, .. } = snapshot.clone();
-            let states = self.shards.states.clone();
+            let shards = self.shards.clone();
             let values = shard.blocks.iter().map(|block| size_of_val(&block.values[..]));
-            let bytes = values.sum::<usize>() * (1 + states.len());
+            let bytes = values.sum::<usize>() * (1 + shards.states.len());
             let more = Duration::from_secs_f64(bytes as f64 / SAVE_BYTES_PER_SECOND);
             let until = Instant::now() + upload_after + SAVE_MAX + more;
-            let ours = async move { state_digest(&layout, &states, shard, &tables) };
+            let ours = async move { shards.state_digest(&layout, shard, &tables) };
             let ours = low_priority(ours).await.map_err(broken)?;
             if let Ok(ours) = ours
                 && let Some(record) = self.saved_by_follower(&ours, of_follower, until).await?

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use steadfast_checkpoint::row_file::{RowsMeta, range_numbers, table_of};
+use steadfast_checkpoint::row_file::{RowFileMeta, RowsMeta, encode_rows, range_numbers, table_of};
 use steadfast_checkpoint::{
     BlockNames, BlockTensors, Checkpoint, CheckpointError, EncodeError, ShardFile, ShardMeta,
     digest, encode_shard, is_in_place,
@@ -14,6 +14,7 @@ use steadfast_common::records::applied_records::AppliedRecords;
 use steadfast_common::records::{CheckpointRecord, JobRecord, RowFilesRecord, ShardRecord};
 use steadfast_common::tensor::layout::Layout;
 use steadfast_common::tensor::placement::{Placement, PlacementRecord};
+use steadfast_common::tensor::table::range_of;
 use steadfast_host::random;
 use steadfast_host::task::in_place;
 use steadfast_pserver_core::block_store::{ShardSnapshot, SnapshotBlock};
@@ -23,7 +24,7 @@ use steadfast_pserver_storage::StorageError;
 use steadfast_store::{Location, PutPayload, StoreError};
 
 use crate::event::SlotSnapshot;
-use crate::row_files::{Attempt, Layers, ROW_FILE_BYTES, Saved, SavedRows, rows_meta};
+use crate::row_files::{Attempt, Layers, ROW_FILE_BYTES, RowReader, Saved, SavedRows, rows_meta};
 
 #[cfg(test)]
 mod tests;
@@ -71,7 +72,7 @@ pub struct ShardStore {
 #[derive(Debug)]
 pub struct SavedShard {
     pub record: ShardRecord,
-    /// The digest of the state, see [`state_digest`]; computed only for jobs whose slots are followed.
+    /// See [`ShardStore::state_digest`]; computed only for jobs whose slots are followed.
     pub state: Option<String>,
     /// The rows of the snapshot that no reader needs any more.
     pub obsolete: Obsolete,
@@ -173,7 +174,7 @@ impl ShardStore {
         let is_compared = 0 < self.job.spec.warm_spares;
         let with_tables = is_compared && tables.has_tables();
         let state = with_tables
-            .then(|| in_place(|| state_digest(&layout, &self.states, shard.clone(), &tables)))
+            .then(|| in_place(|| self.state_digest(&layout, shard.clone(), &tables)))
             .transpose()?;
         let segments = in_place(|| encode(&layout, &self.states, shard, &tables, &layers))?;
         let number = tables.number();
@@ -203,6 +204,42 @@ impl ShardStore {
         let (written, sha256) = tokio::join!(biased; written, hashed);
         written?;
         Ok((sha256, size_bytes))
+    }
+
+    /// Returns the SHA-256 of a snapshot and of some rows of its tables, in hexadecimal. Snapshots of the same state
+    /// have the same one, on whatever pserver they were taken. The rows, as many as a row file has, begin at another
+    /// range of ids in each version: those of a table that is larger are compared in the course of time.
+    ///
+    /// # Errors
+    /// If a value is not finite, or rows cannot be read.
+    pub(crate) fn state_digest(
+        &self,
+        layout: &Layout,
+        snapshot: ShardSnapshot,
+        tables: &TablesSnapshot,
+    ) -> Result<String, ShardError> {
+        let version = snapshot.position.version;
+        let mut segments = encode_with(layout, &self.states, snapshot, tables, None)?;
+        let (states, meta) = (self.row_states(layout), RowFileMeta { version });
+        let ranges: Vec<u32> = tables
+            .ranges()
+            .iter()
+            .map(|held| layout.number_of_range(held.table as usize, held.range))
+            .collect();
+        let first = range_of(version.0) as usize % ranges.len().max(1);
+        let mut left = self.row_file_bytes;
+        for ranges in [&ranges[first..], &ranges[..first]] {
+            let (mut reader, mut obsolete) = (RowReader::of(ranges.to_vec()), Obsolete::default());
+            while 0 < left
+                && let Some(rows) =
+                    reader.next((layout, &*states), tables, None, left, &mut obsolete)?
+            {
+                let rows = encode_rows(layout, &meta, rows)?;
+                left = left.saturating_sub(rows.iter().map(Bytes::len).sum());
+                segments.extend(rows);
+            }
+        }
+        Ok(digest(&segments))
     }
 
     /// Loads the blocks of `slot` under `placement` from a checkpoint of any other placement.
@@ -467,20 +504,6 @@ pub(crate) fn encode(
     layers: &Layers,
 ) -> Result<Vec<Bytes>, EncodeError> {
     encode_with(layout, states, snapshot, tables, rows_meta(tables, layers))
-}
-
-/// Returns the SHA-256 of a snapshot without the rows of its tables, in hexadecimal. Snapshots of the same state have
-/// the same one, on whatever pserver they were taken.
-///
-/// # Errors
-/// If a value is not finite.
-pub(crate) fn state_digest(
-    layout: &Layout,
-    states: &[String],
-    snapshot: ShardSnapshot,
-    tables: &TablesSnapshot,
-) -> Result<String, EncodeError> {
-    Ok(digest(&encode_with(layout, states, snapshot, tables, None)?))
 }
 
 fn encode_with(

@@ -461,6 +461,31 @@ async fn a_checkpoint_has_only_the_rows_that_changed_since_the_newest_one() {
     }
 }
 
+/// I7: the digests by which a slot and its follower are compared show a difference in one row; if there are more rows
+/// than are read each time, they do so in the course of time.
+#[tokio::test(flavor = "multi_thread")]
+async fn states_that_differ_in_one_row_have_different_digests() {
+    const VERSIONS: u64 = 500;
+    let mut scene = Scene::new();
+    let digest = |scene: &Scene, state: &mut State, version: u64| {
+        let SlotSnapshot { layout, mut shard, tables, .. } = scene.handed(state);
+        shard.position.version = Version(version);
+        scene.shards.state_digest(&layout, shard, &tables).unwrap()
+    };
+    let (mut ours, mut theirs) = (scene.snapshot(0, 1), scene.snapshot(0, 1));
+    let differ = |scene: &Scene, ours: &mut State, theirs: &mut State| {
+        (0..VERSIONS).filter(|it| digest(scene, ours, *it) != digest(scene, theirs, *it)).count()
+    };
+    for bytes in [2_000, ROW_FILE_BYTES] {
+        scene.shards.row_file_bytes = bytes;
+        assert_eq!(differ(&scene, &mut ours, &mut theirs), 0);
+    }
+    change(&mut theirs, 7..8, 2.5);
+    assert_eq!(differ(&scene, &mut ours, &mut theirs), VERSIONS as usize);
+    scene.shards.row_file_bytes = 2_000;
+    assert!((1..VERSIONS as usize / 2).contains(&differ(&scene, &mut ours, &mut theirs)));
+}
+
 /// Otherwise a restore would read ever more files.
 #[tokio::test(flavor = "multi_thread")]
 async fn all_rows_are_written_again_after_eight_layers_or_as_many_bytes() {
