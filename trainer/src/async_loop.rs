@@ -26,7 +26,7 @@ use tracing::{Instrument, info, info_span, warn};
 
 use crate::buffers::Buffers;
 use crate::context::{Computed, Context, Destination, TrainError, TrainedModel};
-use crate::suspects::{self, Suspects};
+use crate::suspects::{IdsRead, Suspects};
 use crate::trial::TrialBatch;
 
 /// Maximum number of tasks held at a time: one in progress, one being read ahead.
@@ -218,31 +218,32 @@ impl Worker<'_> {
         let (spec, count) = (self.context.spec(), records.len() as u32);
         let (size, min) = (spec.asynchronous.batch, spec.model.min_records());
         let order = record_order(count, spec.seed, pass, task);
-        let mut batches = Vec::new();
-        let mut ids = vec![Vec::new(); self.context.layout().tables().len()];
+        let (mut batches, mut parts) = (Vec::new(), Vec::new());
         for (step, range) in (0..).zip(mini_batches(count, size, min)) {
             let kept = self.generation.left_out().kept(pass, task, count, range);
             let key = MicroBatch { seed: spec.seed, pass, step, lane: Lane(task.0) };
-            let of_batch = self.context.ids(&Batch::from(&records.select(&kept)), Some(&key))?;
-            for (all, of_table) in ids.iter_mut().zip(of_batch) {
-                all.extend_from_slice(of_table.ids.as_slice());
-            }
             let name = |position: &u32| RecordName { task, record: order[*position as usize] };
             let records: Vec<RecordName> = kept.iter().map(name).collect();
             if !records.is_empty() {
                 let (lane, held_out) = (key.lane, false);
                 batches.push(TrialBatch { pass, step, lane, records, held_out });
             }
+            parts.push((key, kept));
         }
-        let rows = suspects::rows_of(self.generation, ids).await?;
         let suspects = Suspects {
             context: self.context,
             generation: self.generation,
             position: self.position,
             parameters: &self.parameters,
-            rows: &rows,
         };
-        suspects.search(&batches).await
+        let ids = async {
+            let mut ids = IdsRead::new(self.context);
+            for (key, kept) in &parts {
+                ids.add(self.context, &Batch::from(&records.select(kept)), Some(key))?;
+            }
+            Ok(ids)
+        };
+        suspects.search(&batches, ids).await
     }
 
     async fn train_on(

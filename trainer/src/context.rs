@@ -45,7 +45,7 @@ use crate::hang_watch::HangWatch;
 use crate::kept_names::KeptNames;
 use crate::metrics::Metrics;
 use crate::start;
-use crate::suspects::{self, Suspects};
+use crate::suspects::{IdsRead, Suspects};
 use crate::tasks::{TaskError, Tasks};
 use crate::trial::TrialBatch;
 
@@ -390,16 +390,11 @@ impl Context {
     ) -> Result<(), TrainError> {
         info!("trainers were lost that evaluate: a process of its own evaluates first");
         let mut batches = Vec::new();
-        let mut ids = vec![Vec::new(); self.layout().tables().len()];
         for task in &self.tasks.dataset().manifest().held_out {
             let read = self.held_out_records(*task, generation).await?;
             let HeldOut::Records(records) = read else { continue };
             let count = records.len() as u32;
             let kept = generation.left_out().evaluated(position.pass, *task, count);
-            let of_task = self.ids(&Batch::from(&records.select(&kept)), None)?;
-            for (all, of_table) in ids.iter_mut().zip(of_task) {
-                all.extend_from_slice(of_table.ids.as_slice());
-            }
             let records = kept.into_iter().map(|record| RecordName { task: *task, record });
             let records: Vec<RecordName> = records.collect();
             if !records.is_empty() {
@@ -407,10 +402,21 @@ impl Context {
                 batches.push(TrialBatch { pass, step: 0, lane, records, held_out: true });
             }
         }
-        let rows = suspects::rows_of(generation, ids).await?;
-        let suspects =
-            Suspects { context: self, generation, position: *position, parameters, rows: &rows };
-        suspects.search(&batches).await
+        let ids = async {
+            let mut ids = IdsRead::new(self);
+            for TrialBatch { records: names, .. } in &batches {
+                let task = names[0].task;
+                let HeldOut::Records(records) = self.held_out_records(task, generation).await?
+                else {
+                    continue;
+                };
+                let kept: Vec<u32> = names.iter().map(|it| it.record).collect();
+                ids.add(self, &Batch::from(&records.select(&kept)), None)?;
+            }
+            Ok(ids)
+        };
+        let suspects = Suspects { context: self, generation, position: *position, parameters };
+        suspects.search(&batches, ids).await
     }
 
     /// Reads the records of a held-out task. Reports bad data until the master gives the task up or asks for

@@ -36,7 +36,7 @@ use tracing::{Instrument, debug, info, info_span, warn};
 
 use crate::buffers::Buffers;
 use crate::context::{Context, Destination, Evaluated, TrainError, TrainedModel};
-use crate::suspects::Suspects;
+use crate::suspects::{IdsRead, Suspects};
 use crate::tasks::TaskError;
 use crate::trial::TrialBatch;
 
@@ -166,7 +166,7 @@ struct LanePart {
     share: LaneShare,
     key: MicroBatch,
     records: Records,
-    /// The distinct ids of each table.
+    /// The distinct ids of each table, once the model has named them.
     ids: Vec<BatchIds>,
 }
 
@@ -398,6 +398,11 @@ impl Worker<'_> {
                 loaded.insert(lane, part);
             }
         }
+        // Before any code of the model gets their records.
+        self.try_suspects(position, &loaded).await?;
+        for LanePart { key, records, ids, .. } in loaded.values_mut() {
+            *ids = self.context.ids(&Batch::from(&*records), Some(key))?;
+        }
         if self.context.prepares() {
             self.prepare(&loaded)?;
         }
@@ -406,7 +411,6 @@ impl Worker<'_> {
             // Others have contributed these lanes, and the step is complete.
             return Ok(lanes);
         };
-        self.try_suspects(position, &loaded, &rows).await?;
         let nodes = self.tree.cover(&lanes).into_iter();
         for node in nodes.flat_map(|node| self.divided(node, &loaded)).collect::<Vec<_>>() {
             let parts: Vec<&LanePart> = node.lanes().map(|lane| &loaded[&lane]).collect();
@@ -432,7 +436,6 @@ impl Worker<'_> {
         &mut self,
         position: Position,
         loaded: &BTreeMap<Lane, LanePart>,
-        rows: &[Rows],
     ) -> Result<(), TrainError> {
         let suspected = self.assignment.borrow().suspected.clone();
         if self.tried.0 != position.version {
@@ -456,9 +459,15 @@ impl Worker<'_> {
             generation: self.generation,
             position,
             parameters: &self.parameters,
-            rows,
         };
-        suspects.search(&batches).await
+        let ids = async {
+            let mut ids = IdsRead::new(self.context);
+            for LanePart { key, records, .. } in lanes.iter().map(|lane| &loaded[lane]) {
+                ids.add(self.context, &Batch::from(records), Some(key))?;
+            }
+            Ok(ids)
+        };
+        suspects.search(&batches, ids).await
     }
 
     /// Names the records of a lane's part of a step.
@@ -668,8 +677,7 @@ impl Worker<'_> {
         };
         let share = LaneShare { records: records.len() as u32, checksum, end, weight: None };
         let key = MicroBatch { seed: self.context.spec().seed, pass: position.pass, step, lane };
-        let ids = self.context.ids(&Batch::from(&records), Some(&key))?;
-        Ok(Some(LanePart { share, key, records, ids }))
+        Ok(Some(LanePart { share, key, records, ids: Vec::new() }))
     }
 
     /// Returns the records of a lane's micro-batch and the sum of their checksums. Reports a task that

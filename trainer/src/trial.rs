@@ -68,6 +68,8 @@ struct TrialInput {
     job: JobRecord,
     manifest: Manifest,
     batches: Vec<TrialBatch>,
+    /// Whether only the ids of rows are asked for.
+    only_ids: bool,
 }
 
 /// The processes that compute the gradients of some batches. Their directory is deleted when this is dropped.
@@ -83,8 +85,8 @@ enum Place {
 }
 
 impl Trials {
-    /// Prepares trials with these parameters, and the rows of each table; none of them runs a process if there is a
-    /// `stand_in`.
+    /// Prepares trials with these parameters, and the rows of each table; without rows, the model only names the ids of
+    /// rows. None of them runs a process if there is a `stand_in`.
     ///
     /// # Errors
     /// If the files cannot be written.
@@ -93,14 +95,17 @@ impl Trials {
         job: &JobRecord,
         manifest: &Manifest,
         parameters: &Parameters,
-        rows: &[Rows],
+        rows: Option<&[Rows]>,
     ) -> io::Result<Self> {
         let (job, manifest) = (job.clone(), manifest.clone());
-        let input = TrialInput { job, manifest, batches: Vec::new() };
+        let input = TrialInput { job, manifest, batches: Vec::new(), only_ids: rows.is_none() };
         if let Some(stand_in) = stand_in {
             return Ok(Self { place: Place::StandIn(stand_in.clone()), input });
         }
         let directory = tempfile::Builder::new().prefix("steadfast-trial-").tempdir()?;
+        let Some(rows) = rows else {
+            return Ok(Self { place: Place::Processes(directory), input });
+        };
         let values = shared_bytes(Arc::new(parameters.values().to_vec()));
         fs::write(directory.path().join(VALUES), values)?;
         for (table, rows) in rows.iter().enumerate() {
@@ -235,18 +240,11 @@ pub(crate) async fn compute(directory: &Path, registry: &Registry) -> Result<(),
     let input: TrialInput = serde_json::from_slice(&read(INPUT)?)
         .map_err(|error| Failure::invalid(format!("cannot read {INPUT}: {error}")))?;
     let invalid = |error: &dyn std::fmt::Display| Failure::invalid(error.to_string());
-    let TrialInput { job, manifest, batches } = input;
+    let TrialInput { job, manifest, batches, only_ids } = input;
     let inputs = Inputs { features: manifest.features.len(), columns: manifest.columns.len() };
     let model = registry.build(&job.spec.model, inputs).map_err(|error| invalid(&error))?;
     let layout = Arc::new(Layout::new(model.parameters()));
-    let bytes = read(VALUES)?;
-    let values = bytes.as_chunks::<4>().0.iter().map(|it| f32::from_le_bytes(*it)).collect();
-    let parameters = Parameters::new(layout.clone(), values);
-    let rows = layout.tables().iter().enumerate().map(|(table, it)| {
-        Rows::decode_any(it.width, &(0..RANGES), &read(&rows_file(table))?)
-            .map_err(|error| invalid(&error))
-    });
-    let rows = rows.collect::<Result<Vec<_>, Failure>>()?;
+    let computed = if only_ids { None } else { Some(read_parameters(&layout, read)?) };
     let options = ReadOptions::new(&job.spec.dataset, &manifest);
     let tasks = read_tasks(&manifest, &options, &batches).await?;
     File::create(directory.join(BEGUN))
@@ -264,15 +262,16 @@ pub(crate) async fn compute(directory: &Path, registry: &Registry) -> Result<(),
         records.iter().for_each(|it| batch.extend(&tasks[&it.task].select(&[it.record])));
         let batch = Batch::from(&batch);
         let compute = || -> Result<(), ModelError> {
-            let ids = match rows.is_empty() {
+            let ids = match layout.tables().is_empty() {
                 true => Vec::new(),
                 false => model.ids(&batch, key.as_ref())?,
             };
+            let Some((parameters, rows)) = &computed else { return Ok(()) };
             let ids: Vec<BatchIds> = ids.iter().map(|ids| BatchIds::new(ids)).collect();
-            let own = ids.iter().zip(&rows).map(|(ids, rows)| ids.rows_of(rows)).collect();
+            let own = ids.iter().zip(rows).map(|(ids, rows)| ids.rows_of(rows)).collect();
             let parameters = parameters.clone().with_tables(own);
             let Some(key) = &key else { return model.evaluate(&parameters, &batch).map(drop) };
-            let zeros = ids.iter().zip(&rows).map(|(ids, rows)| ids.zeros(rows.width())).collect();
+            let zeros = ids.iter().zip(rows).map(|(ids, rows)| ids.zeros(rows.width())).collect();
             let mut gradient = Parameters::zeros(layout.clone()).with_tables(zeros);
             model.fresh_gradient(&parameters, &batch, key, &mut gradient).map(drop)
         };
@@ -287,6 +286,20 @@ pub(crate) async fn compute(directory: &Path, registry: &Registry) -> Result<(),
         .map_err(|error| Failure::io("cannot write to the directory of the trial", &error))?;
     // The program around the model is not to go on as if training had ended.
     exit_at_once(0)
+}
+
+/// Reads the parameters of a trial, and the rows of each table.
+fn read_parameters(
+    layout: &Arc<Layout>,
+    read: impl Fn(&str) -> Result<Vec<u8>, Failure>,
+) -> Result<(Parameters, Vec<Rows>), Failure> {
+    let bytes = read(VALUES)?;
+    let values = bytes.as_chunks::<4>().0.iter().map(|it| f32::from_le_bytes(*it)).collect();
+    let rows = layout.tables().iter().enumerate().map(|(table, it)| {
+        Rows::decode_any(it.width, &(0..RANGES), &read(&rows_file(table))?)
+            .map_err(|error| Failure::invalid(error.to_string()))
+    });
+    Ok((Parameters::new(layout.clone(), values), rows.collect::<Result<Vec<_>, Failure>>()?))
 }
 
 /// Reads the tasks of some batches, in the order of the files.
