@@ -97,22 +97,27 @@ fn a_record_on_which_the_model_hangs_is_left_out_and_the_bits_are_those_without_
     check(&scene, &summary, "hang", "longer than 1s");
 }
 
-/// F9, I7: a held-out record that ends processes is left out of evaluations, whether they follow the last step, go on
+/// F9, I7: a held-out record that ends processes, however it does so, is left out of evaluations, whether they follow the last step, go on
 /// beside steps or come between them, and the parameters are those of a job whose evaluations do no harm.
 #[test]
 fn a_held_out_record_that_ends_its_process_is_left_out_of_evaluations() {
     let scene = Scene::new();
-    for (mode, settings) in [("sync", ""), ("sync", "patience = 3\n"), ("async", "")] {
+    for (mode, settings, end, how) in [
+        ("sync", "", "abort", "SIGABRT"),
+        ("sync", "patience = 3\n\n[tasks]\ndeadline = \"1s\"\n", "hang", "longer than 1s"),
+        ("async", "", "exit", "exit status: 3"),
+    ] {
         let job = |end| {
             let job = evaluating_job(&scene, end, settings);
             job.with("mode = \"sync\"", &format!("mode = \"{mode}\""))
         };
         let data = format!("{mode}{}", settings.len());
-        let summary = run(&scene, &job("abort"), &data, "2");
+        let summary = run(&scene, &job(end), &data, "2");
         let discarded = &summary["discarded"];
         assert_eq!((&discarded["tasks"], &discarded["times"]), (&json!(1), &json!(0)));
         let listed = &discarded["listed"][0];
         assert_eq!(listed["records"][0]["first"], json!(BAD - 1), "{listed}");
+        assert!(listed["reason"].as_str().is_some_and(|it| it.contains(how)), "{listed}");
         assert_eq!(
             (&listed["held_out"], &listed["records"][0]["records"]),
             (&json!(true), &json!(1))
