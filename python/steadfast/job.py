@@ -72,6 +72,8 @@ class Job:
         passes: Passes over the training data. Exactly one of ``passes`` and ``steps`` is required.
         steps: Steps; synchronous jobs only.
         seed: Seed of every random choice.
+        warm_spares: Parameter servers beyond one for each slot, each of which follows a slot: its loss then takes no
+            step back.
         start: A safetensors file that the parameters start from: its path or URL, or the section with ``file``,
             ``names``, ``new`` and ``optimizer``.
         optimizer: The section, or a :class:`Rule`.
@@ -92,6 +94,7 @@ class Job:
         passes: Optional[int] = None,
         steps: Optional[int] = None,
         seed: int = 0,
+        warm_spares: int = 0,
         start: Union[str, "os.PathLike[str]", Section, None] = None,
         optimizer: Optional[Section] = None,
         learning_rate: Optional[Section] = None,
@@ -110,6 +113,7 @@ class Job:
             "passes": passes,
             "steps": steps,
             "seed": seed,
+            "warm_spares": warm_spares,
             "dataset": {**dataset, "source": _sources(dataset.get("source"))},
             "model": _with_absolute(model, "script"),
             "start": _start(start),

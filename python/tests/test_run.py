@@ -57,12 +57,16 @@ def test_errors_of_a_job_name_the_argument():
         softmax("bad", epochs=3)
 
 
-def test_each_section_of_a_job_file_is_an_argument():
+def test_each_key_and_section_of_a_job_file_is_an_argument():
     page = (EXAMPLES.parents[1] / "docs" / "job-file.md").read_text()
     sections = re.findall(r"^## `\[(\w+)\]`", page, re.MULTILINE)
     assert "tables" in sections and "checkpoint" in sections
+    top = page.partition("## Top level")[2].partition("\n## ")[0]
+    keys = re.findall(r"^\| `(\w+)` \|", top, re.MULTILINE)
+    assert "seed" in keys and "warm_spares" in keys
     arguments = inspect.signature(steadfast.Job).parameters
-    assert {"async_" if it == "async" else it for it in sections} <= set(arguments)
+    assert {"async_" if it == "async" else it for it in keys + sections} <= set(arguments)
+    assert "warm_spares = 2" in softmax("followed", warm_spares=2).to_toml()
     job = softmax(
         "tables",
         model=dict(kind="python", entry="clicks:build"),
