@@ -33,9 +33,9 @@ class Case(NamedTuple):
     measure: Callable[[pathlib.Path], Outcome]
 
 
-def steadfast_job(model: str, role: str, records: pathlib.Path) -> float:
+def steadfast_job(model: str, role: str, records: pathlib.Path, warm_spares: int = 0) -> float:
     size = task.SIZES["small"]
-    job = train_steadfast.job(records, size, model, "sync", PASSES, "2s")
+    job = train_steadfast.job(records, size, model, "sync", PASSES, "2s", warm_spares)
     with tempfile.TemporaryDirectory() as directory:
         with train_steadfast.start(job, pathlib.Path(directory)) as run:
             until(run, START_SECONDS, lambda it: it["checkpoint"] and STEPS_BEFORE <= it["version"])
@@ -104,6 +104,11 @@ CASES: List[Case] = [
         Case(name, killed, lambda records, model=model, role=role: steadfast_job(model, role, records))
         for name, model in (("Steadfast, built-in model", "built-in"), ("Steadfast, PyTorch trainers", "torch"))
         for killed, role in (("worker", "trainer"), ("parameter server", "pserver"))
+    ),
+    Case(
+        "Steadfast, built-in model, `warm_spares = 2`",
+        "parameter server",
+        lambda records: steadfast_job("built-in", "pserver", records, warm_spares=2),
     ),
     Case("`steadfast run`, restart", "worker", agents(["steadfast", "run"], "restart")),
     Case("`steadfast run`, `steadfast.elastic`", "worker", agents(["steadfast", "run"], "in-process")),

@@ -13,7 +13,13 @@ HERE = pathlib.Path(__file__).parent
 
 
 def job(
-    directory: pathlib.Path, size: task.Size, model: str, mode: str, passes: int, checkpoints: str
+    directory: pathlib.Path,
+    size: task.Size,
+    model: str,
+    mode: str,
+    passes: int,
+    checkpoints: str,
+    warm_spares: int = 0,
 ) -> steadfast.Job:
     shape = dict(hidden=size.hidden, classes=size.classes)
     models = {
@@ -24,6 +30,7 @@ def job(
         name=f"peers-{size.name}",
         mode=mode,
         passes=passes,
+        warm_spares=warm_spares,
         dataset=dict(
             source=task.csv(directory, size),
             format="csv",
