@@ -41,5 +41,5 @@ pub use job_end::Ended;
 pub use notices::pass_on;
 pub use own_rendezvous::{OwnRendezvous, OwnRendezvousSettings, RendezvousArgs, rendezvous};
 pub use processes::{WorkerProcesses, WorkerStart};
-pub use run::{connect_to_etcd, run, run_process};
+pub use run::{run, run_process};
 pub use steadfast_agent_core::round::{HangTimeout, WorkerExit};

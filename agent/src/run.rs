@@ -3,7 +3,6 @@
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use steadfast_agent_core::round::Past;
 use steadfast_common::ids::NodeId;
@@ -13,11 +12,10 @@ use steadfast_common::records::rendezvous::{AgentRecord, Runner};
 use steadfast_common::records::{JobOutcome, ResultRecord};
 use steadfast_common::role::Role;
 use steadfast_common::status::format::plural;
-use steadfast_coord::{Etcd, EtcdOptions, backoff};
+use steadfast_coord::{CoordError, Etcd};
 use steadfast_elastic_client::{Change, Membership, NodeError, NodeIdentity, Terms};
 use steadfast_host::random;
 use steadfast_host::task::spawn;
-use steadfast_host::time::{Instant, sleep};
 use steadfast_process::{
     Admin, AdminContent, AdminServer, Failure, LivenessPort, Readiness, Shutdown, address_towards,
     init_logging,
@@ -181,7 +179,8 @@ impl<'a> Agent<'a> {
             order: args.node_rank,
         };
         let options = args.auth.options(endpoints, &args.security.tls);
-        let etcd = connect_to_etcd(&options, args.start_timeout).await?;
+        let waits = |error: &CoordError| info!(%error, "waiting for etcd");
+        let etcd = Etcd::connect_within(&options, args.start_timeout, waits).await?;
         let keys = Keys::of_job(&job);
         let identity = NodeIdentity { node, record, tls };
         let terms = Terms { nodes_min: args.nnodes.min(), nodes_max: args.nnodes.max() };
@@ -289,28 +288,6 @@ fn workers_max(args: &RunArgs) -> Option<u32> {
     match args.launched_on {
         Some(_) => args.max_workers,
         None => Some(args.nnodes.max().saturating_mul(args.nproc_per_node)),
-    }
-}
-
-/// Connects to etcd. Nodes are started in any order, so it may not be up yet.
-///
-/// # Errors
-/// If etcd does not answer within `limit`, or refuses the connection.
-pub async fn connect_to_etcd(options: &EtcdOptions, limit: Duration) -> Result<Etcd, Failure> {
-    let deadline = Instant::now() + limit;
-    let mut pauses = backoff();
-    let mut is_logged = false;
-    loop {
-        match Etcd::connect(options).await {
-            Err(error) if error.is_transient() && Instant::now() < deadline => {
-                if !is_logged {
-                    info!(%error, "waiting for etcd");
-                    is_logged = true;
-                }
-                sleep(pauses.next().unwrap_or(limit)).await;
-            }
-            connected => return Ok(connected?),
-        }
     }
 }
 

@@ -5,12 +5,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Parser;
+use steadfast_common::job::durations;
 use steadfast_common::records::keys::Keys;
 use steadfast_common::role::Role;
 use steadfast_common::tensor::layout::ParamSpec;
-use steadfast_coord::Etcd;
+use steadfast_coord::{CoordError, Etcd};
 use steadfast_coordinator_core::{OnError, Settings};
 use steadfast_process::{Admin, EtcdArgs, Failure, LogArgs, SecurityArgs};
+use tracing::warn;
 
 use crate::announce::Announcement;
 use crate::coordinator::{CoordinatorSettings, Lock};
@@ -42,6 +44,9 @@ pub struct WorkerArgs {
     /// Address of the admin port: health, metrics, status.
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
     pub admin_listen: SocketAddr,
+    /// Wait for etcd for so long when a worker with a job starts.
+    #[arg(long, value_name = "TIME", default_value = "1m", value_parser = durations::parse)]
+    pub etcd_start_timeout: Duration,
     #[command(flatten)]
     pub etcd: EtcdArgs,
     #[command(flatten)]
@@ -91,11 +96,13 @@ impl WorkerArgs {
     /// Returns where a worker with this address announces itself, if it has a job.
     ///
     /// # Errors
-    /// If no address is known at which others can connect, or the endpoints of etcd are invalid.
+    /// If no address is known at which others can connect, the endpoints of etcd are invalid, or it does not answer.
     pub async fn announcement(&self, bound: SocketAddr) -> Result<Option<Announcement>, Failure> {
         let Some(job) = &self.job else { return Ok(None) };
         let address = self.etcd.advertised(self.advertise.as_deref(), bound)?;
-        let etcd = Etcd::connect(&self.etcd.options(&self.security.tls)).await?;
+        let options = self.etcd.options(&self.security.tls);
+        let waits = |error: &CoordError| warn!(%error, "waiting for etcd (--etcd-start-timeout)");
+        let etcd = Etcd::connect_within(&options, self.etcd_start_timeout, waits).await?;
         let (keys, lease_ttl) = (Keys::of_job(job), self.lease_ttl);
         Ok(Some(Announcement { etcd, keys, address, lease_ttl }))
     }

@@ -4,18 +4,19 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use steadfast_agent::{OwnRendezvous, OwnRendezvousSettings, connect_to_etcd};
+use steadfast_agent::{OwnRendezvous, OwnRendezvousSettings};
 use steadfast_common::job::durations::parse_or_seconds;
 use steadfast_common::job::elastic::{AnyJobRecord, ElasticSpec};
 use steadfast_common::records::keys::Keys;
 use steadfast_common::records::rendezvous::{NODES_MAX, NodeRange};
-use steadfast_coord::{Etcd, Mirror, Range};
+use steadfast_coord::{CoordError, Etcd, Mirror, Range};
 use steadfast_host::random;
 use steadfast_launcher_core::settings::{Settings, WorkerRange};
 use steadfast_launcher_core::source::Source;
 use steadfast_process::{Failure, Shutdown, init_logging};
 use steadfast_supervise::{GuardProgram, Supervisor};
 use tokio::time::timeout;
+use tracing::info;
 
 use crate::admin::{self, LauncherView};
 use crate::agents::Agents;
@@ -65,7 +66,8 @@ pub async fn launch(args: LaunchArgs) -> Result<ExitCode, Failure> {
         served = vec![advertised(args.advertise.as_deref(), started.address)?];
     }
     let options = args.auth.options(endpoints, &args.security.tls);
-    let etcd = connect_to_etcd(&options, START_TIMEOUT).await?;
+    let waits = |error: &CoordError| info!(%error, "waiting for etcd");
+    let etcd = Etcd::connect_within(&options, START_TIMEOUT, waits).await?;
     let keys = Keys::of_job(&args.rdzv_id);
     let nodes = match (listen, args.nnodes) {
         (None, None) => nodes_of_job(&etcd, &keys).await?,

@@ -161,7 +161,7 @@ async fn run_until_over(
     let routes = Routes::new(health).add_service(server).add_service(elastic);
     let mut serving = listener.serve(routes, access, &tls, stop.clone());
 
-    let etcd = Etcd::connect(&common.etcd_options()).await?;
+    let Some(etcd) = common.connect_to_etcd(&readiness, &shutdown).await? else { return Ok(()) };
     let keys = common.keys();
     job::check(&etcd, &keys, request.as_ref()).await?;
     let process = MasterProcess {

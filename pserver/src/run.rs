@@ -140,7 +140,7 @@ async fn run_until_over(
     let _admin = admin.serve(content(&args, id, &readiness, registry, &shutdown, shown)?);
 
     let keys = args.keys();
-    let etcd = Etcd::connect(&args.etcd_options()).await?;
+    let Some(etcd) = args.connect_to_etcd(&readiness, &shutdown).await? else { return Ok(()) };
     let result = Mirror::start(&etcd, Range::Key(keys.result())).await?;
     let process = PserverProcess {
         args: &args,

@@ -157,6 +157,8 @@ pub fn settings(job: &str, etcd: &str, lease_ttl: Duration) -> CommonArgs {
         advertise: None,
         admin_listen: any,
         lease_ttl,
+        // Some starts wait for etcd, and some fail and are repeated.
+        etcd_start_timeout: lease_ttl,
         security: SecurityArgs::default(),
         wait_after_completion: false,
         log: LogArgs { filter, format: LogFormat::Text, otlp_endpoint: None },

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use prost::Message;
-use steadfast_agent::connect_to_etcd;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{NodeId, Round};
 use steadfast_common::records::keys::Keys;
@@ -54,7 +53,7 @@ impl Barriers {
         let options = EtcdOptions { endpoints, ..EtcdOptions::default() };
         let keys = Keys::of_job(job);
         loop {
-            let connected = connect_to_etcd(&options, ETCD_TIMEOUT).await;
+            let connected = Etcd::connect_within(&options, ETCD_TIMEOUT, |_| ()).await;
             if let Ok(etcd) = connected
                 && let Ok(acting) = ActingMaster::follow(&etcd, &keys, TlsIdentity::default()).await
             {

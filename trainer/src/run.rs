@@ -114,7 +114,7 @@ async fn run_until_over(
         admin.serve(content(&args, &readiness, metrics_registry, &shutdown, activity.clone())?);
 
     let keys = args.keys();
-    let etcd = Etcd::connect(&args.etcd_options()).await?;
+    let Some(etcd) = args.connect_to_etcd(&readiness, &shutdown).await? else { return Ok(()) };
     readiness.set_not_ready(format!("waiting for {}", keys.job()));
     let program = Program {
         etcd: &etcd,

@@ -128,6 +128,30 @@ impl Etcd {
         Self::connect_to(options).boxed()
     }
 
+    /// Connects as [`Etcd::connect`] does, but waits for etcd, which may start later; tells `waits` once why.
+    ///
+    /// # Errors
+    /// If no member answers within `limit`, or etcd refuses the connection.
+    pub async fn connect_within(
+        options: &EtcdOptions,
+        limit: Duration,
+        waits: impl FnOnce(&CoordError),
+    ) -> Result<Self, CoordError> {
+        let deadline = Instant::now() + limit;
+        let (mut pauses, mut waits) = (backoff(), Some(waits));
+        loop {
+            match Self::connect(options).await {
+                Err(error) if error.is_transient() && Instant::now() < deadline => {
+                    if let Some(waits) = waits.take() {
+                        waits(&error);
+                    }
+                    sleep(pauses.next().unwrap_or(limit)).await;
+                }
+                connected => return connected,
+            }
+        }
+    }
+
     async fn connect_to(options: &EtcdOptions) -> Result<Self, CoordError> {
         let unreachable = |reason: String| CoordError::Unreachable {
             endpoints: options.endpoints.join(", "),
@@ -246,7 +270,7 @@ impl Etcd {
         }
     }
 
-    fn read<'a>(
+    pub(crate) fn read<'a>(
         &'a self,
         operation: &'static str,
         key: &'a [u8],
@@ -495,7 +519,7 @@ async fn client(options: &EtcdOptions) -> Result<(Client, Option<Members>), Coor
 }
 
 /// Returns the first key after all keys that begin with `prefix`, or `\0`, which etcd takes for the end of all keys.
-fn prefix_end(prefix: &[u8]) -> Vec<u8> {
+pub(crate) fn prefix_end(prefix: &[u8]) -> Vec<u8> {
     let mut end = prefix.to_vec();
     while let Some(last) = end.pop() {
         if last < u8::MAX {

@@ -7,12 +7,12 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use steadfast_common::job::durations;
 use steadfast_common::records::keys::Keys;
-use steadfast_coord::EtcdOptions;
+use steadfast_coord::{CoordError, Etcd, EtcdOptions};
 use steadfast_net::tls::{CA_FILE, CERTIFICATE_FILE, KEY_FILE};
 use tracing::warn;
 
 use crate::security::{SecurityArgs, TlsArgs};
-use crate::{Failure, is_on_this_host};
+use crate::{Failure, Readiness, Shutdown, is_on_this_host};
 
 /// An address that no host has: the route to it is the default route.
 const ELSEWHERE: &str = "http://192.0.2.1:1";
@@ -42,6 +42,9 @@ pub struct CommonArgs {
     /// alive.
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = lease_ttl)]
     pub lease_ttl: Duration,
+    /// Wait for etcd for so long when the process starts.
+    #[arg(long, value_name = "TIME", default_value = "1m", value_parser = durations::parse)]
+    pub etcd_start_timeout: Duration,
     #[command(flatten)]
     pub security: SecurityArgs,
     /// When the job completes, wait for a drain request instead of exiting with 0; for supervisors that
@@ -135,6 +138,33 @@ impl CommonArgs {
             warn!(url, "no TLS to etcd; an attacker on the network can change the job's state");
         }
         self.etcd.options(&self.security.tls)
+    }
+
+    /// Connects to etcd, which may start later than this process. Returns `None` if the process is to leave before.
+    ///
+    /// # Errors
+    /// If etcd does not answer in time, or refuses the connection.
+    pub async fn connect_to_etcd(
+        &self,
+        readiness: &Readiness,
+        shutdown: &Shutdown,
+    ) -> Result<Option<Etcd>, Failure> {
+        let (options, limit) = (self.etcd_options(), self.etcd_start_timeout);
+        let waits = |error: &CoordError| {
+            warn!(%error, limit = ?limit, "waiting for etcd (--etcd-start-timeout)");
+            readiness.set_not_ready(format!("waiting for etcd: {error}"));
+        };
+        tokio::select! {
+            biased;
+            connected = Etcd::connect_within(&options, limit, waits) => match connected {
+                Ok(etcd) => Ok(Some(etcd)),
+                Err(error) if error.is_transient() => Err(Failure::unavailable(format!(
+                    "{error} This process has waited for {limit:?} (--etcd-start-timeout)"
+                ))),
+                Err(error) => Err(error.into()),
+            },
+            () = shutdown.drain() => Ok(None),
+        }
     }
 
     /// Returns the address at which other processes connect to the gRPC port.

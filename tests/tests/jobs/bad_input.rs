@@ -152,10 +152,12 @@ fn an_unreachable_etcd_is_named_within_seconds() {
     let started = Instant::now();
     let words = ["http://127.0.0.1:1", "does not answer", "is it running"];
     refused(&scene, &Job::small(), &["--etcd", "http://127.0.0.1:1"], UNAVAILABLE, &words);
+    let words = [&words[..], &["--etcd-start-timeout"]].concat();
     for server in ["master", "pserver", "trainer"] {
         let endpoints = ["--job", "digits", "--etcd-endpoints", "http://127.0.0.1:1"];
+        let settings = [&endpoints[..], &["--etcd-start-timeout", "1s"]].concat();
         let program = format!("steadfast-{server}");
-        let ended = scene.start(server, &program, &endpoints).end(SOON);
+        let ended = scene.start(server, &program, &settings).end(SOON);
         check(&ended, UNAVAILABLE, &words);
     }
     assert!(started.elapsed() < SOON);

@@ -304,6 +304,29 @@ fn the_command_of_a_finished_job_prints_the_same_summary_again() {
     assert!(Duration::ZERO < Duration::from_secs_f64(first["wall_seconds"].as_f64().unwrap()));
 }
 
+/// F18: processes may start before etcd. They say what they wait for, leave when they are told to, and begin when
+/// it answers.
+#[test]
+fn processes_that_start_before_etcd_wait_for_it() {
+    let scene = Scene::new();
+    let cluster = Cluster::new(&scene, &Job::small(), 1, "2s");
+    cluster.etcd.signal(Signal::SIGSTOP);
+    let members =
+        [cluster.master("master"), cluster.pserver("pserver"), cluster.trainer("trainer")];
+    let mut leaver = cluster.trainer("leaver");
+    for member in members.iter().chain([&leaver]) {
+        eventually("it says that it waits", || {
+            let ready = member.ask("/readyz")?;
+            ready.body.contains("waiting for etcd").then_some(())
+        });
+        assert_eq!(member.ask("/healthz").map(|it| it.code), Some(200));
+    }
+    leaver.signal(Signal::SIGTERM);
+    assert_eq!(leaver.end().code, Some(0));
+    cluster.etcd.signal(Signal::SIGCONT);
+    assert_eq!(cluster.result()["state"], "finished");
+}
+
 /// The exit code of the probe reports the state of the admin port to container supervisors.
 #[test]
 fn a_probe_distinguishes_alive_ready_and_dead() {
