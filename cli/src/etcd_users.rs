@@ -3,8 +3,9 @@
 use std::process::ExitCode;
 
 use clap::Args;
+use steadfast_common::error::ErrorKind;
 use steadfast_common::records::key_table::{KEYS, Writer};
-use steadfast_common::records::keys::Keys;
+use steadfast_common::records::keys::{JOBS, Keys};
 use steadfast_common::role::Role;
 use steadfast_coord::{Etcd, Grant};
 use steadfast_process::{EtcdArgs, Failure, TlsArgs, job_name, print_line};
@@ -13,8 +14,9 @@ use steadfast_process::{EtcdArgs, Failure, TlsArgs, job_name, print_line};
 ///
 /// A user has no password; it is the common name of a certificate, as issued by `steadfast certs`
 /// (`master`, `pserver`, `trainer`, `admin`). etcd must run with `--client-cert-auth`. Run this command with
-/// the certificate of `admin`, which gets all permissions. The command can be repeated, for example for
-/// another job.
+/// the certificate of `admin`, which gets all permissions. The command can be repeated, and must be for each
+/// further job. It refuses an etcd that others use as well: with authentication on, etcd refuses all but its
+/// users.
 #[derive(Debug, Args)]
 pub struct EtcdUsersArgs {
     /// Name of the job.
@@ -23,6 +25,9 @@ pub struct EtcdUsersArgs {
     /// Prefix of the job's keys in etcd [default: /jobs/<job>].
     #[arg(long, value_name = "KEY")]
     root: Option<String>,
+    /// Enable authentication although etcd has keys that belong to no job. Programs that use them need users as well.
+    #[arg(long)]
+    shared_etcd: bool,
     #[command(flatten)]
     etcd: EtcdArgs,
     #[command(flatten)]
@@ -33,6 +38,10 @@ pub struct EtcdUsersArgs {
 pub async fn run(args: EtcdUsersArgs) -> Result<ExitCode, Failure> {
     let keys = args.root.as_deref().map_or_else(|| Keys::of_job(&args.job), Keys::below);
     let etcd = Etcd::connect(&args.etcd.options(&args.tls)).await?;
+    let was_on = etcd.enforces_grants().await?;
+    if !was_on && !args.shared_etcd {
+        check_unshared(&etcd, &keys).await?;
+    }
     etcd.allow_all(Role::Admin.name()).await?;
     for role in [Role::Master, Role::Pserver, Role::Trainer] {
         let grant = grant(role, &args.job, &keys);
@@ -46,7 +55,24 @@ pub async fn run(args: EtcdUsersArgs) -> Result<ExitCode, Failure> {
     }
     etcd.enforce_grants().await?;
     print_line(format_args!("{}: everything", Role::Admin));
+    if !was_on {
+        print_line("authentication is on: etcd refuses all clients but its users");
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Refuses an etcd with keys of others than jobs: with authentication on, their programs would be locked out.
+async fn check_unshared(etcd: &Etcd, keys: &Keys) -> Result<(), Failure> {
+    let of_jobs = [JOBS.to_owned(), format!("{}/", keys.root())];
+    let Some(key) = etcd.key_outside(&of_jobs).await? else { return Ok(()) };
+    Err(Failure::new(
+        ErrorKind::Denied,
+        format!(
+            "others use this etcd as well: it has the key `{key}`, which belongs to no job. Authentication would lock \
+             out all of its clients but the users of this job; use an etcd for jobs alone, or create users for the \
+             other programs first and pass --shared-etcd"
+        ),
+    ))
 }
 
 /// Returns the permissions that a role needs.

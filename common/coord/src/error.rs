@@ -14,7 +14,7 @@ pub enum CoordError {
     Unreachable { endpoints: String, reason: String },
     #[error("etcd did not answer `{operation}` within {after:?}")]
     TimedOut { operation: &'static str, after: Duration },
-    #[error("etcd call `{operation}` failed: {}", refusal(source))]
+    #[error("etcd call `{operation}` failed: {}{}", refusal(source), advice(source))]
     Refused { operation: &'static str, source: Box<etcd_client::Error> },
     #[error("cannot parse the value of `{key}` in etcd: {reason}; `etcdctl get {key}` shows it")]
     BadValue { key: String, reason: String },
@@ -107,6 +107,16 @@ pub(crate) fn refusal(error: &etcd_client::Error) -> String {
     match error {
         etcd_client::Error::GRpcStatus(status) => status.message().to_owned(),
         other => other.to_string(),
+    }
+}
+
+/// Returns what to do about a refusal, if it is one of permissions.
+fn advice(error: &etcd_client::Error) -> &'static str {
+    match refusal_kind(error) {
+        ErrorKind::Denied => {
+            "; an administrator of etcd grants the keys of a job with `steadfast etcd-users --job NAME`"
+        }
+        _ => "",
     }
 }
 

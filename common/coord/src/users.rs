@@ -1,11 +1,15 @@
 //! etcd users with restricted permissions.
 
-use etcd_client::{Permission, UserAddOptions};
+use etcd_client::{GetOptions, Permission, UserAddOptions};
 
+use crate::etcd::prefix_end;
 use crate::{CoordError, Etcd};
 
 /// etcd's role with all permissions.
 const ROOT: &str = "root";
+
+/// No user of etcd has this name.
+const UNKNOWN: &str = "steadfast-unknown";
 
 /// The permissions of a user. Users have no password: etcd takes the name from the common name of the
 /// client certificate.
@@ -76,6 +80,44 @@ impl Etcd {
             async move { client.user_grant_role(user, role).await }
         };
         self.call("user grant", give).await.map(|_| ())
+    }
+
+    /// Returns whether etcd has authentication on.
+    ///
+    /// # Errors
+    /// If etcd does not answer.
+    pub async fn enforces_grants(&self) -> Result<bool, CoordError> {
+        let log_in = || {
+            let mut client = self.client().auth_client();
+            async move { client.authenticate(UNKNOWN.to_owned(), String::new()).await }
+        };
+        match self.call("authenticate", log_in).await {
+            Err(error) if error.is_transient() => Err(error),
+            // It refuses an unknown user only if it has authentication on.
+            Err(error) => Ok(!error.to_string().contains("not enabled")),
+            Ok(_) => Ok(true),
+        }
+    }
+
+    /// Returns the first key that is not below one of `prefixes`.
+    ///
+    /// # Errors
+    /// If etcd does not answer, or refuses to list all keys.
+    pub async fn key_outside(&self, prefixes: &[String]) -> Result<Option<String>, CoordError> {
+        let mut from = vec![0];
+        loop {
+            let options = GetOptions::new().with_from_key().with_limit(1).with_keys_only();
+            let found = self.read("list", &from, options).await?;
+            let Some(kv) = found.kvs().first() else { return Ok(None) };
+            match prefixes.iter().find(|it| kv.key().starts_with(it.as_bytes())) {
+                Some(prefix) => from = prefix_end(prefix.as_bytes()),
+                None => return Ok(Some(String::from_utf8_lossy(kv.key()).into_owned())),
+            }
+            // Nothing follows the last prefix.
+            if from == [0] {
+                return Ok(None);
+            }
+        }
     }
 
     /// Enables authentication in etcd.

@@ -5,6 +5,9 @@ use uuid::Uuid;
 use crate::ids::{Generation, NodeId, Pass, Phase, Round, Slot, TaskId, TrainerId};
 use crate::records::closures::ClosureName;
 
+/// The prefix of the keys of all jobs, unless they are given other ones.
+pub const JOBS: &str = "/jobs/";
+
 /// What a key below [`Keys::tags_prefix`] holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TagKey {
@@ -23,7 +26,7 @@ pub struct Keys {
 impl Keys {
     /// Creates the keys below `/jobs/<name>`.
     pub fn of_job(name: &str) -> Self {
-        Self { root: format!("/jobs/{name}") }
+        Self { root: format!("{JOBS}{name}") }
     }
 
     /// Creates the keys below `root`; the empty root gives keys without a prefix (`/ps_desired`, `/ps/0`, …).

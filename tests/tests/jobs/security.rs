@@ -19,6 +19,9 @@ use time::{Duration as Span, OffsetDateTime};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Status};
 
+/// Longest time until a process that cannot begin has ended.
+const SOON: Duration = Duration::from_secs(20);
+
 /// I7, F51: the result has the same bits as a plaintext run, also when a pserver dies and all
 /// certificates are replaced; running processes load the new ones without a restart.
 #[test]
@@ -88,6 +91,33 @@ fn each_role_needs_no_more_of_etcd_than_it_is_granted() {
     let put = |role: &str, key: &str| cluster.etcd.ctl_as(role, &["put", key, "x"]).is_ok();
     assert!(!put("trainer", &cluster.keys.queue()) && !put("pserver", &cluster.keys.job()));
     assert!(!put("master", "/jobs/other/job") && put("admin", "/jobs/other/job"));
+}
+
+/// F50: an etcd that another program uses as well is not closed to it unawares, and a job without users is told which
+/// command makes them.
+#[test]
+fn etcd_users_does_not_lock_others_out_of_a_shared_etcd() {
+    let scene = Scene::new();
+    let certificates = Certificates::make(&scene, "certs");
+    let cluster = Cluster::secured(&scene, &Job::small(), 1, "2s", &certificates);
+    let put = |role: &str| cluster.etcd.ctl_as(role, &["put", "/registry/pods/a", "x"]);
+    put("trainer").expect("etcd has no users yet");
+    let made = cluster.steadfast(&["etcd-users"]);
+    let stderr = String::from_utf8_lossy(&made.stderr);
+    assert_eq!(made.status.code(), Some(8), "{stderr}");
+    assert!(stderr.contains("`/registry/pods/a`") && stderr.contains("--shared-etcd"), "{stderr}");
+    put("trainer").expect("nothing has changed");
+    // Once it has users, they are made for further jobs as well.
+    for arguments in [&["etcd-users", "--shared-etcd"][..], &["etcd-users"]] {
+        let made = cluster.steadfast(arguments);
+        assert!(made.status.success(), "{made:?}");
+    }
+    put("trainer").expect_err("etcd has users");
+    let (url, tls) = (cluster.etcd.url(), certificates.of("trainer").display().to_string());
+    let settings = ["--job", "other", "--etcd-endpoints", &url, "--tls", &tls];
+    let ended = scene.start("trainer", "steadfast-trainer", &settings).end(SOON);
+    assert!(ended.stderr.contains("`steadfast etcd-users --job NAME`"), "{}", ended.stderr);
+    assert_eq!(ended.code, Some(8), "{}", ended.stderr);
 }
 
 /// F46, F50: clients without a valid certificate of the job cannot send requests; each role may call only
