@@ -5,12 +5,15 @@ use std::time::Duration;
 use steadfast_common::records::MasterRecord;
 use steadfast_common::records::keys::Keys;
 use steadfast_common::role::Role;
-use steadfast_coord::Etcd;
-use steadfast_host::time::timeout;
+use steadfast_coord::{Etcd, backoff};
+use steadfast_host::time::{Instant, sleep, timeout};
 use steadfast_net::{Channel, TlsIdentity};
 use steadfast_proto::v1::TakeCheckpointRequest;
 use steadfast_proto::v1::master_client::MasterClient;
 use tracing::{info, warn};
+
+/// For so many leases a pserver that leaves waits for a master.
+const LEASES_WAITED: u32 = 3;
 
 /// Connects to the acting master.
 ///
@@ -27,12 +30,32 @@ pub async fn acting(
     tls.dial(&address, Role::Master).map(MasterClient::new)
 }
 
-/// Requests a checkpoint before the pserver exits. Returns without one after `limit`.
-pub async fn take_final_checkpoint(etcd: &Etcd, keys: &Keys, tls: &TlsIdentity, limit: Duration) {
-    let requested = async {
+/// Requests a checkpoint before the pserver exits. Returns without one after `limit`, or when no master has answered
+/// for three leases: a standby acts within one.
+pub async fn take_final_checkpoint(
+    etcd: &Etcd,
+    keys: &Keys,
+    tls: &TlsIdentity,
+    limit: Duration,
+    lease_ttl: Duration,
+) {
+    let began = Instant::now();
+    let request = async || {
         let mut master = acting(etcd, keys, tls).await?;
         let reply = master.take_checkpoint(TakeCheckpointRequest {}).await;
         reply.map(tonic::Response::into_inner).map_err(|status| status.message().to_owned())
+    };
+    let requested = async {
+        let mut pauses = backoff();
+        loop {
+            match request().await {
+                Err(reason) if began.elapsed() < LEASES_WAITED * lease_ttl => {
+                    info!(reason, "no final checkpoint yet");
+                    sleep(pauses.next().unwrap_or(lease_ttl)).await;
+                }
+                requested => return requested,
+            }
+        }
     };
     match timeout(limit, requested).await {
         Ok(Ok(reply)) if reply.error.is_empty() => {

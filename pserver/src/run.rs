@@ -330,7 +330,8 @@ impl PserverProcess<'_> {
             info!(follower = %follower.id, "the slot goes to its follower");
             return;
         }
-        master::take_final_checkpoint(self.etcd, self.keys, &self.tls, self.drain_timeout).await;
+        let (limit, lease_ttl) = (self.drain_timeout, self.args.lease_ttl);
+        master::take_final_checkpoint(self.etcd, self.keys, &self.tls, limit, lease_ttl).await;
     }
 }
 

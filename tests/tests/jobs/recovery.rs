@@ -272,21 +272,38 @@ fn a_changed_number_of_slots_takes_no_step_back() {
 /// F40: a pserver that drains takes a checkpoint first.
 #[test]
 fn a_draining_pserver_loses_no_step() {
+    drain_a_pserver(|_| ());
+}
+
+/// F40, F11: it does so as well if the acting master has just died: it waits for the standby.
+#[test]
+fn a_pserver_that_drains_during_a_failover_loses_no_step() {
+    drain_a_pserver(|master| {
+        master.signal(Signal::SIGKILL);
+        master.end();
+    });
+}
+
+/// Drains the pserver of a slot after something has happened to the acting master, and checks that no step is lost.
+fn drain_a_pserver(before: impl Fn(&mut Member)) {
     let job = Job::long().with("every_steps = 200", "every = \"1h\"");
     let expected = undisturbed(&job);
     let scene = Scene::new();
     let cluster = Cluster::new(&scene, &job, 2, SHORT);
-    let _master = cluster.master("master");
+    let mut master = cluster.master("master");
+    eventually("the first master acts", || master.is_ready().then_some(()));
+    let _standby = cluster.master("standby");
     let mut pservers = pservers(&cluster, 3);
     let _trainers = [cluster.trainer("trainer-0"), cluster.trainer("trainer-1")];
     cluster.until_step(400);
-    let before = generation(&cluster);
+    let present = generation(&cluster);
     let record = cluster.value(&cluster.keys.ps(Slot(0))).expect("the slot is held");
     let leaver = pservers.iter_mut().find(|it| record["admin"] == it.admin.as_str());
     let leaver = leaver.expect("it is one of them");
+    before(&mut master);
     leaver.signal(Signal::SIGTERM);
     assert_eq!(leaver.end().code, Some(0));
-    let after = next_generation(&cluster, &before);
+    let after = next_generation(&cluster, &present);
     let id = after["checkpoint"].as_str().expect("it left a checkpoint").to_owned();
     let version = manifest(&cluster, &id)["position"]["version"].as_u64();
     assert!(Some(400) <= version, "{version:?}");
