@@ -213,6 +213,8 @@ struct WaitingSnapshot {
 enum HeldReply {
     Pushed(Reply<Pushed>, Pushed),
     Applied(Reply<(TaskRanges, Arc<Layout>)>, TaskRanges, Arc<Layout>),
+    /// It may become a part of a checkpoint, behind which the job does not go back.
+    Snapshot(Reply<SnapshotAnswer>, SnapshotAnswer),
 }
 
 impl HeldReply {
@@ -221,6 +223,7 @@ impl HeldReply {
         match self {
             Self::Pushed(reply, _) => drop(reply.send(Err(why.clone()))),
             Self::Applied(reply, ..) => drop(reply.send(Err(why.clone()))),
+            Self::Snapshot(reply, _) => drop(reply.send(Err(why.clone()))),
         }
     }
 
@@ -229,6 +232,7 @@ impl HeldReply {
         match self {
             Self::Pushed(reply, pushed) => drop(reply.send(Ok(pushed))),
             Self::Applied(reply, applied, layout) => drop(reply.send(Ok((applied, layout)))),
+            Self::Snapshot(reply, answer) => drop(reply.send(Ok(answer))),
         }
     }
 }
@@ -376,6 +380,7 @@ impl EventLoop {
     fn settle(&mut self) -> Result<(), Refusal> {
         let version = self.stage.shard().map_or(Version(0), |it| it.blocks().position().version);
         self.show_step(version)?;
+        self.answer_snapshots()?;
         while let Some((version, _)) = self.held.front()
             && self.admits(Version(version.0.saturating_sub(1)))
         {
@@ -387,7 +392,6 @@ impl EventLoop {
         }
         self.admit_applicant()?;
         self.publish_follower();
-        self.answer_snapshots()?;
         drop(self.handover.take_if(|it| it.ends().is_some_and(|at| at <= Instant::now())));
         self.publish_handover();
         Ok(())
@@ -809,6 +813,7 @@ impl EventLoop {
             self.snapshots.drain(..).partition(|it| it.version <= present);
         self.snapshots = later;
         self.snapshots.retain(|it| !it.reply.is_closed());
+        let mut answers = Vec::new();
         for WaitingSnapshot { keeper, reply, .. } in due {
             let (snapshot, tables) = shard.snapshot()?;
             let (layout, saved) = (shard.blocks().layout().clone(), saved.clone());
@@ -832,8 +837,9 @@ impl EventLoop {
                 }
             }
             let answer = SnapshotAnswer::Snapshot { snapshot: snapshot.into(), of_follower };
-            let _ = reply.send(Ok(answer));
+            answers.push(HeldReply::Snapshot(reply, answer));
         }
+        answers.into_iter().for_each(|answer| self.hold(answer));
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use steadfast_common::ids::{Lane, Pass, TaskId};
-use steadfast_common::job::spec::{LearningRateSpec, OptimizerKind, OptimizerSpec};
+use steadfast_common::job::spec::{LearningRateSpec, Mode, OptimizerKind, OptimizerSpec};
 use steadfast_common::records::applied_records::RecordRange;
 use steadfast_common::records::contribution::{LaneEnd, LaneShare, LanesName};
 use steadfast_common::tensor::layout::ParamSpec;
@@ -26,12 +26,13 @@ const NEXT: [f32; 2] = [7.0, 14.0];
 
 /// Starts a slot of two blocks of one value each, at version 0, in a job of one lane.
 async fn slot() -> EventLoopHandle {
-    slot_with(OptimizerSpec { kind: OptimizerKind::Sgd, ..OptimizerSpec::default() }).await
+    slot_with(Mode::Sync, OptimizerSpec { kind: OptimizerKind::Sgd, ..OptimizerSpec::default() })
+        .await
 }
 
-async fn slot_with(optimizer: OptimizerSpec) -> EventLoopHandle {
+async fn slot_with(mode: Mode, optimizer: OptimizerSpec) -> EventLoopHandle {
     let learning_rate = LearningRateSpec { base: 1.0, ..LearningRateSpec::default() };
-    let rules = Rules { optimizer, learning_rate, ..Rules::default() };
+    let rules = Rules { mode, optimizer, learning_rate, ..Rules::default() };
     let event_loop = EventLoopHandle::start(Slot(0), Incarnation(3), rules);
     let record = GenerationRecord {
         generation: GENERATION,
@@ -65,6 +66,11 @@ fn block(event_loop: &EventLoopHandle, number: u32) -> ValidatedBlock {
     ValidatedBlock::new(number, &bytes.into(), memory).unwrap()
 }
 
+/// Returns a contribution of one record.
+fn of_one_record(blocks: Vec<ValidatedBlock>) -> Contribution {
+    Contribution { records: 1, loss_sum: 0.5, checksum: 5, blocks, rows: Vec::new(), weight: None }
+}
+
 async fn part(event_loop: &EventLoopHandle, share: LaneShare, number: u32) {
     let (lanes, blocks) = (lanes(share), vec![block(event_loop, number)]);
     event_loop.send(Event::Part { generation: GENERATION, lanes, blocks }).await;
@@ -73,14 +79,7 @@ async fn part(event_loop: &EventLoopHandle, share: LaneShare, number: u32) {
 async fn rest(event_loop: &EventLoopHandle, number: u32) -> Result<Pushed, EventError> {
     let (name, blocks) =
         (ContributionName::Lanes(lanes(share(1))), vec![block(event_loop, number)]);
-    let contribution = Contribution {
-        records: 1,
-        loss_sum: 0.5,
-        checksum: 5,
-        blocks,
-        rows: Vec::new(),
-        weight: None,
-    };
+    let contribution = of_one_record(blocks);
     event_loop.call(|reply| Event::Push { generation: GENERATION, name, contribution, reply }).await
 }
 
@@ -193,14 +192,7 @@ async fn a_push_of_the_other_mode_is_refused() {
     let range = RecordRange { pass: Pass(0), task: TaskId(7), from: 0, to: 1, last: false };
     let name = ContributionName::Range { range, version: Version(0) };
     let blocks = [0, 1].map(|it| block(&event_loop, it)).to_vec();
-    let contribution = Contribution {
-        records: 1,
-        loss_sum: 0.5,
-        checksum: 5,
-        blocks,
-        rows: Vec::new(),
-        weight: None,
-    };
+    let contribution = of_one_record(blocks);
     let push = |reply| Event::Push { generation: GENERATION, name, contribution, reply };
     let refused = event_loop.call(push).await.map(|it| it.version);
     assert_eq!(refused, Err(EventError::Refused(Refusal::WrongMode("synchronous"))));

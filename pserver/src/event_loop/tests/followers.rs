@@ -58,14 +58,7 @@ async fn step(mut parts: UnboundedReceiver<StepPart>) -> (Vec<ValidatedBlock>, A
 async fn push(event_loop: &EventLoopHandle, version: u64) {
     let name = LanesName { version: Version(version), ..lanes(share(1)) };
     let blocks = [0, 1].map(|number| block(event_loop, number)).to_vec();
-    let contribution = Contribution {
-        records: 1,
-        loss_sum: 0.5,
-        checksum: 5,
-        blocks,
-        rows: Vec::new(),
-        weight: None,
-    };
+    let contribution = of_one_record(blocks);
     let name = ContributionName::Lanes(name);
     let push = |reply| Event::Push { generation: GENERATION, name, contribution, reply };
     event_loop.call(push).await.unwrap();
@@ -195,6 +188,44 @@ async fn checkpoint(event_loop: &EventLoopHandle) -> OfFollower {
     of_follower.expect("the slot is followed")
 }
 
+/// I6: of an asynchronous job, a checkpoint has no push that the follower lacks: the job would go back behind it with the
+/// slot.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_checkpoint_is_not_ahead_of_the_follower() {
+    let sgd = OptimizerSpec { kind: OptimizerKind::Sgd, ..OptimizerSpec::default() };
+    let event_loop = slot_with(Mode::Async, sgd).await;
+    follow(&event_loop, FOLLOWER).await.unwrap();
+    let push = |from: u32| {
+        let range = RecordRange { pass: Pass(0), task: TaskId(7), from, to: from + 1, last: false };
+        let name = ContributionName::Range { range, version: Version(from.into()) };
+        let blocks = [0, 1].map(|number| block(&event_loop, number)).to_vec();
+        let contribution = of_one_record(blocks);
+        let event_loop = event_loop.clone();
+        let push = move |reply| Event::Push { generation: GENERATION, name, contribution, reply };
+        async move { event_loop.call(push).await.unwrap() }
+    };
+    ask(&event_loop, 0).await.unwrap();
+    push(0).await;
+    ask(&event_loop, 1).await.unwrap();
+    let pushed = tokio::spawn(push(1));
+    let of_shard = |it: &Published| it.shard.as_ref().map(|it| it.position.version);
+    let mut published = event_loop.published();
+    published.wait_for(|it| of_shard(it) == Some(Version(2))).await.unwrap();
+    let saves = event_loop.clone();
+    let checkpoint = tokio::spawn(async move { checkpoint(&saves).await });
+    timeout(Duration::from_millis(100), async {
+        while !checkpoint.is_finished() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await
+    .unwrap_err();
+    assert!(!pushed.is_finished());
+    ask(&event_loop, 2).await.unwrap();
+    checkpoint.await.unwrap();
+    pushed.await.unwrap();
+}
+
 /// I12: who waits for the report of a follower that left gets none.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_follower_that_leaves_is_not_compared() {
@@ -243,7 +274,7 @@ fn next_generation(event_loop: &EventLoopHandle, kept: Vec<Slot>) -> GenerationR
 async fn a_generation_that_keeps_the_slot_keeps_the_squares_of_its_step() {
     let kind = OptimizerKind::Sgd;
     let clips = OptimizerSpec { kind, clip_norm: Some(1e9), ..OptimizerSpec::default() };
-    let event_loop = slot_with(clips).await;
+    let event_loop = slot_with(Mode::Sync, clips).await;
     push(&event_loop, 0).await;
     let squares = || event_loop.published().borrow().squares.as_ref().map(|it| it.version.0);
     assert_eq!((squares(), version(&event_loop)), (Some(0), 0));
