@@ -120,22 +120,35 @@ pub fn followed(mode: Mode) -> Plan {
     plan
 }
 
+/// Turns from a change of the number of slots until all slots have their parts: more than it takes undisturbed.
+const MOVE_TURNS: u64 = 500;
+
 /// Returns a small job of `mode`, synchronous or asynchronous, whose number of slots changes from two to three and then
-/// to one, while it trains.
-pub fn moved(mode: Mode) -> Plan {
+/// to one, while it trains; and the turns in which pservers read what others hand over, which those of an asynchronous
+/// job never do.
+pub fn moved(mode: Mode) -> (Plan, Option<Vec<u64>>) {
     let plan = longer(small(mode));
     let turns = run(&plan).turns;
-    let at =
-        |quarter, slots| Deviation::Strike(Moment::Turn(turns * quarter / 4), Fault::Slots(slots));
-    plan.with(&[at(1, 3), at(2, 1)])
+    // The moves take turns as well.
+    let changes = [(turns / 4, 3), (3 * turns / 4, 1)];
+    let strikes =
+        changes.map(|(turn, slots)| Deviation::Strike(Moment::Turn(turn), Fault::Slots(slots)));
+    let turns = changes.into_iter().flat_map(|(turn, _)| turn..turn + MOVE_TURNS).collect();
+    (plan.with(&strikes), (mode == Mode::Sync).then_some(turns))
 }
 
 /// Turns between the loss of the messages of a pserver to the others and its death: enough for some steps.
 const CUT_TURNS: u64 = 300;
 
-/// Returns the deaths of each pserver before each turn: every `stride`-th one, from `first` on. What the pserver has sent
-/// arrives; or nothing that it has lately sent to other pservers; or neither that, nor what it has sent to etcd.
-pub fn deaths(plan: &Plan, first: usize, stride: usize) -> Vec<Vec<Deviation>> {
+/// Returns the deaths of each pserver before each of these turns, or before every one: every `stride`-th death, from
+/// `first` on. What the pserver has sent arrives; or nothing that it has lately sent to other pservers; or neither that,
+/// nor what it has sent to etcd.
+pub fn deaths(
+    plan: &Plan,
+    turns: Option<Vec<u64>>,
+    first: usize,
+    stride: usize,
+) -> Vec<Vec<Deviation>> {
     let pservers = members(plan).into_iter().filter(|it| it.role == Role::Pserver);
     let pservers: Vec<Member> = pservers.collect();
     let at = |turn, fault| Deviation::Strike(Moment::Turn(turn), fault);
@@ -150,7 +163,8 @@ pub fn deaths(plan: &Plan, first: usize, stride: usize) -> Vec<Vec<Deviation>> {
             [vec![kill(turn)], late, without_etcd]
         })
     };
-    (0..run(plan).turns).flat_map(of).skip(first).step_by(stride.max(1)).collect()
+    let turns = turns.unwrap_or_else(|| (0..run(plan).turns).collect());
+    turns.into_iter().flat_map(of).skip(first).step_by(stride.max(1)).collect()
 }
 
 /// Returns pairs of faults between the transactions of `plan`, at the same or at different revisions:

@@ -216,19 +216,19 @@ fn explore(args: &Args, stride: usize) -> ExitCode {
     let modes = args.mode.all().iter().filter(|mode| !has_slots || **mode != Mode::Elastic);
     for mode in modes {
         let started = Instant::now();
-        let plan = match (args.deaths, args.moves) {
-            (true, _) => followed(*mode),
+        let (plan, turns) = match (args.deaths, args.moves) {
+            (true, _) => (followed(*mode), None),
             (_, true) => moved(*mode),
-            (false, false) => small(*mode),
+            (false, false) => (small(*mode), None),
         };
         let first = args.seed as usize % stride.max(1);
         let routes = match (args.calls, args.pairs, args.deaths, args.moves) {
             (true, ..) => single_calls(&plan),
             (_, true, ..) => pairs(&plan, first, stride),
-            (_, _, true, _) => deaths(&plan, first, stride),
+            (_, _, true, _) => deaths(&plan, turns, first, stride),
             (.., true) => {
                 let calls = single_calls(&plan).into_iter().skip(first).step_by(stride);
-                deaths(&plan, first, stride).into_iter().chain(calls).collect()
+                deaths(&plan, turns, first, stride).into_iter().chain(calls).collect()
             }
             (false, false, false, false) => singles(&plan, first, stride),
         };
