@@ -21,6 +21,8 @@ const OF_OTHERS: &[&str] = &[
     "--user",
     "--build-arg",
     "--logdir",
+    "--delete-emptydir-data",
+    "--ignore-daemonsets",
     "--explore",
     "--pairs",
     "--moves",

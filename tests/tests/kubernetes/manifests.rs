@@ -56,7 +56,8 @@ fn render_all() -> Option<Vec<Overlay>> {
         own_etcd.outside.push(secret);
     }
     let python = render(&kubectl, &directory, "python")?;
-    Some(vec![example, own_etcd, python])
+    let clicks = render(&kubectl, &directory, "clicks")?;
+    Some(vec![example, own_etcd, python, clicks])
 }
 
 /// Creates the Secrets as documented for the example.
