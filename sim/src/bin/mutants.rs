@@ -107,11 +107,13 @@ fn build(root: &Path, tree: &Path) -> Result<(), String> {
 
 fn first_found(root: &Path, mode: &str, seeds: u64) -> Result<String, String> {
     let seeds = seeds.to_string();
-    for how in [
-        &["--seed", "1", "--seeds", &seeds, "--first"][..],
-        &["--explore", "--calls", "--first"],
-        &["--explore", "31", "--deaths", "--first"],
-        &["--explore", "31", "--moves", "--first"],
+    for (how, mode) in [
+        (&["--seed", "1", "--seeds", &seeds, "--first"][..], mode),
+        (&["--explore", "--calls", "--first"], mode),
+        (&["--explore", "31", "--deaths", "--first"], mode),
+        // Only in a few turns of a synchronous job, slots hand their states over.
+        (&["--explore", "3", "--moves", "--first"], "sync"),
+        (&["--explore", "31", "--moves", "--first"], "async"),
     ] {
         let ran = Command::new(target(root).join("mutants/steadfast-sim"))
             .args(how)
