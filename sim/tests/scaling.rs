@@ -66,8 +66,11 @@ fn workers_are_added_while_they_pay() {
     let (outcome, recording) = record(&plan);
     assert!(outcome.broken.is_empty(), "{plan}{outcome}");
     let (rounds, scales) = history(&recording);
-    assert_eq!(rounds.last().map(|it| it.members.len()), Some(3), "{scales:?}");
-    assert_eq!(scales.last().map(|it| it.reason), Some(ScaleReason::MorePaid), "{scales:?}");
+    assert!(rounds.iter().any(|it| it.members.len() == 3), "{scales:?}");
+    // The job may end while fewer are tried once more.
+    let tries = [ScaleReason::TriesMore, ScaleReason::TriesFewer];
+    let decided = scales.iter().rfind(|it| !tries.contains(&it.reason));
+    assert_eq!(decided.map(|it| it.reason), Some(ScaleReason::MorePaid), "{scales:?}");
 }
 
 /// S002-10, S004-34: whatever numbers of trainers are desired while processes and links fail, the result is that of the job:

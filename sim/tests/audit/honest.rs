@@ -65,10 +65,12 @@ fn a_single_lost_slot_loses_no_more_than_the_job_allows() {
     let longest = such.max_by_key(|job| job.records as u32 * job.spec.passes.unwrap_or(1));
     let mut plan = small(Mode::Async);
     plan.job = Workload::Training(Box::new(longest.expect("the catalog has such a job")));
-    let lost = Fault::Kill(Member { role: Role::Pserver, number: 0 });
     let mut losses = 0;
-    for at in (200..600).step_by(20).map(Duration::from_millis) {
-        plan.faults = vec![(at / 2, Fault::Checkpoint), (at, lost.clone())];
+    // One of them is a spare.
+    for (at, number) in (200..600).step_by(20).zip((0..2).cycle()) {
+        let at = Duration::from_millis(at);
+        let lost = Fault::Kill(Member { role: Role::Pserver, number });
+        plan.faults = vec![(at / 2, Fault::Checkpoint), (at, lost)];
         let (outcome, recording) = record(&plan);
         assert!(outcome.broken.is_empty(), "{plan}{outcome}");
         let reports = recording.evidence.iter().map(audit);
