@@ -129,8 +129,8 @@ const MOVE_TURNS: u64 = 500;
 pub fn moved(mode: Mode) -> (Plan, Option<Vec<u64>>) {
     let plan = longer(small(mode));
     let turns = run(&plan).turns;
-    // The moves take turns as well.
-    let changes = [(turns / 4, 3), (3 * turns / 4, 1)];
+    // The moves take turns as well, so the second change may come before the end of the first move.
+    let changes = [(turns / 4, 3), (turns / 2, 1)];
     let strikes =
         changes.map(|(turn, slots)| Deviation::Strike(Moment::Turn(turn), Fault::Slots(slots)));
     let turns = changes.into_iter().flat_map(|(turn, _)| turn..turn + MOVE_TURNS).collect();
